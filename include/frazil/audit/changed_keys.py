@@ -79,7 +79,7 @@ class ChangedRules:
 class DeclaredRules:
     """The rules that read each column now, and the committed ranges with the rules of their batches."""
 
-    now: RuleHashes
+    current: RuleHashes
     ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
     rejects: bool = False
     """Whether the current declaration rejects records that have no dead letter: any other rules then decide."""
@@ -134,10 +134,10 @@ class DeclaredRules:
         return max(others, default=0)
 
     def _has_other_rules(self, r: CommittedRange) -> bool:
-        return r.rules.deciding != self.now.deciding or (self.rejects and bool(self._changed_columns(r)))
+        return r.rules.deciding != self.current.deciding or (self.rejects and bool(self._changed_columns(r)))
 
     def _changed_columns(self, r: CommittedRange) -> frozenset[str]:
-        return frozenset(name for name, rules in self.now.columns.items() if r.rules.columns.get(name) != rules)
+        return frozenset(name for name, rules in self.current.columns.items() if r.rules.columns.get(name) != rules)
 
 
 def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]]) -> Mask:
@@ -221,8 +221,8 @@ def _read_changed_rows(
     done: Iterable[tuple[MergeTask, MergeResult]], reader: TableFileReader, schema: Schema
 ) -> tuple[MergeCounts, pa.Table, pa.Table]:
     """Return the counts, the written rows (inserts and updates), and the removed rows (updates and deletes)."""
-    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(schema))
-    written, removed = [none], [none]
+    counts, empty = MergeCounts(), empty_table(nullable_arrow_schema(schema))
+    written, removed = [empty], [empty]
     for task, result in done:
         counts += result.counts
         written += [reader.read_rows(file.path, schema) for file in result.files if file.content == "data"]

@@ -114,8 +114,8 @@ class Evidence:
     @cached_property
     def ambiguous(self) -> BitMap64:
         """The offsets that may have a second record: of an earlier topic, or from before a truncation."""
-        every = (*self.ranges, *self.ranges_outside_period)
-        return claimed_offsets(r for r in every if r.topic_id != self.topic_id) | self.rewritten_offsets
+        committed_ranges = (*self.ranges, *self.ranges_outside_period)
+        return claimed_offsets(r for r in committed_ranges if r.topic_id != self.topic_id) | self.rewritten_offsets
 
     @cached_property
     def rows_with_dead_letters(self) -> BitMap64:
@@ -180,9 +180,9 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     )
 
 
-def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, period: Claims) -> tuple[Evidence, ...]:
+def with_other_claims(evidence: tuple[Evidence, ...], all_claims: Claims, period: Claims) -> tuple[Evidence, ...]:
     """Return a period's evidence, with all claims outside the period added. `period` has the period's claims."""
-    elsewhere, replayed = every.without(period), every.replayed
+    elsewhere, replayed = all_claims.without(period), all_claims.replayed
     by_partition = ((e, e.topic_partition) for e in evidence)
     return tuple(
         replace(e, ranges_outside_period=elsewhere.get(tp, ()), replayed=replayed.get(tp, {})) for e, tp in by_partition

@@ -153,9 +153,9 @@ def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[Topi
     make = partial(open_decoder, context, context.main.schema)
     with open_reader(context, StageTask(0, wanted)) as reader, closing(IsolatedDecoder(make)) as decode:
         for chunk in reader:
-            tried = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here
+            attempts = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here
             # A record that raises is a dead letter.
-            parts = [part.dropped + start for start, _, part in tried if isinstance(part, DecodedChunk)]
+            parts = [part.dropped + start for start, _, part in attempts if isinstance(part, DecodedChunk)]
             rows = np.concatenate(parts) if parts else np.arange(0)
             of_range, offsets = chunk.range_index[rows], chunk.offsets[rows]
             for index in np.unique(of_range).tolist():

@@ -186,8 +186,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         offsets = sum(len(claimed_offsets(parts)) for tp, parts in current.items() if tp[0] == topic)
         yield Finding(FindingKind.NOT_COMPARED, offsets, reason, topic)
     yield from _report_truncated_logs({tp: offset for tp, offset in sorted(logs.truncated.items()) if tp in starts})
-    every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
-    read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
+    all_claims = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
+    read = {tp: _offsets_to_read(tp, start, all_claims, marker) for tp, start in starts.items()}
     yield from _report_missing_in_kafka(
         spec.name, {tp: (current[tp], read[tp]) for tp in read}, logs.first, by_records=by_records
     )
@@ -199,8 +199,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if any(spans.values()):
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        topic_ids, ranges = logs.topics.topic_ids, every.of_topics(marker.source.topic_ids)
-        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in ranges.items()}
+        topic_ids, ranges = logs.topics.topic_ids, all_claims.of_topics(marker.source.topic_ids)
+        committed = {tp: (*parts, *all_claims.replays.get(tp, ())) for tp, parts in ranges.items()}
         yield from _report_differences(
             SourceRecords(spec, tables, sinks, topic_ids, spans, [*not_read], committed=committed)
         )
@@ -226,12 +226,12 @@ def _report_former_offsets(
             yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
 
 
-def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
+def _offsets_to_read(tp: TopicPartition, start: int, all_claims: Claims, marker: Marker) -> BitMap64:
     """Return the offsets to read again, from `start` to the marker. Omits accepted losses and skipped offsets."""
-    ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
+    ranges = all_claims.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
-    return (up_to_marker if every.missing_commit_records else up_to_marker & claimed_offsets(ranges)) - lost
+    return (up_to_marker if all_claims.missing_commit_records else up_to_marker & claimed_offsets(ranges)) - lost
 
 
 def _report_missing_in_kafka(
@@ -262,8 +262,8 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     stream = replay.spec.name
     with scratch_folder(stream) as folder:
         result, staged = replay.stage(folder)
-        now = hash_rules(replay.spec, staged, [result])
-        declared = DeclaredRules(now, replay.committed, rejects=result.rejects.total > 0)
+        hashes = hash_rules(replay.spec, staged, [result])
+        declared = DeclaredRules(hashes, replay.committed, rejects=result.rejects.total > 0)
         if values := result.values:
             sentence = f"records of {format_count(len(values), 'route value')} have no table: {[*values[:3]]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)

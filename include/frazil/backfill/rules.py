@@ -106,8 +106,8 @@ def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> Backf
     """Return the current marker. Raises BackfillAbandoned, or Fenced if this epoch no longer owns the backfill."""
     check_not_abandoned(found, backfill.id)
     if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
-        now = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
-        raise Fenced(replaced_message(backfill, f"the last backfill {now}"))
+        state = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
+        raise Fenced(replaced_message(backfill, f"the last backfill {state}"))
     return found
 
 
@@ -151,10 +151,12 @@ def ended_during_start_message(backfill: BackfillMarker) -> str:
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     kind = operation_name(backfill)
-    now = f"The stream's last {kind} is {last.id} ({last.state})" if last else f"The table no longer records any {kind}"
+    state = (
+        f"The stream's last {kind} is {last.id} ({last.state})" if last else f"The table no longer records any {kind}"
+    )
     return (
-        f"nothing was changed: the {kind} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
-        f"whether {backfill.id} was published, open *Events* on the page"
+        f"nothing was changed: the {kind} {backfill.id} of stream {backfill.stream!r} had already ended. {state}. "
+        f"To see whether {backfill.id} was published, open *Events* on the page"
     )
 
 

@@ -124,10 +124,10 @@ def _load_unchanged(
 def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     """Whether a backfill or replay may have been published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
-    now = tables.last_backfill()
-    if now is None or before is None or now.id != before.id:
-        return now != before
-    return now.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
+    backfill = tables.last_backfill()
+    if backfill is None or before is None or backfill.id != before.id:
+        return backfill != before
+    return backfill.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
 
 
 def _load_streams(

@@ -331,5 +331,5 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...], *, recall
 
 
 def _existing_reasons(opened: OpenStream) -> set[str]:
-    every = Selection(discarded=True)
-    return {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
+    discarded = Selection(discarded=True)
+    return {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, discarded)}

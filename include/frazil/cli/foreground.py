@@ -222,14 +222,14 @@ class WaitReporter:
     def report(self, sentence: str) -> str | None:
         """Record a wait of the writer. Return the line to show; None if the wait is new or was just shown."""
         self._none_since_commit = False
-        now, shape = self._clock(), mask_numbers(sentence)
+        now_s, shape = self._clock(), mask_numbers(sentence)
         if self._reported_at is None:
-            self._reported_at, self._shape = now, ""
+            self._reported_at, self._shape = now_s, ""
             return None
         interval_s = WAIT_REMINDER_INTERVAL_S if shape == self._shape else WAIT_REPORT_INTERVAL_S
-        if now - self._reported_at < interval_s:
+        if now_s - self._reported_at < interval_s:
             return None
-        self._reported_at, self._shape = now, shape
+        self._reported_at, self._shape = now_s, shape
         return f"waiting: {sentence}"
 
     def note_commit(self) -> None:

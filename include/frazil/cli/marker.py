@@ -96,15 +96,17 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
                 f"stream {stream!r} has no marker in table {spec.table.identifier}, so nothing can be reset. Its first "
                 f"start begins at source.start; if the table has rows already, run `frazil adopt {stream}` first"
             )
-        now = fetch_available(kafka, seen.marker)
+        available = fetch_available(kafka, seen.marker)
         try:
-            target = find_target_offsets(choice, seen=seen, now=now, kafka=kafka)
+            target = find_target_offsets(choice, seen=seen, available=available, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = compute_moves(spec, target, seen=seen, now=now)
-    _print_moves(plan, spec, seen, now, output)
+    plan = compute_moves(spec, target, seen=seen, available=available)
+    _print_moves(plan, spec, seen, available, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
+    marker = carry_out_reset(
+        open_stream(spec).tables, choice, target, plan=plan, seen=seen, available=available, by=current_user()
+    )
     output.say(describe_next_step(stream, marker.key.epoch, LocalLauncher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     output.end(stream=stream, epoch=marker.key.epoch, moves=moved)
@@ -123,7 +125,11 @@ def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
 
 
 def _print_moves(
-    plan: tuple[OffsetMove, ...], spec: StreamSpec, seen: StateBeforeReset, now: AvailableOffsets, output: CommandOutput
+    plan: tuple[OffsetMove, ...],
+    spec: StreamSpec,
+    seen: StateBeforeReset,
+    available: AvailableOffsets,
+    output: CommandOutput,
 ) -> None:
     columns = ("topic-partition", "table holds up to", "Kafka has", "continues at", "skips", "reads again")
     rows = [
@@ -138,7 +144,7 @@ def _print_moves(
         for m in plan
     ]
     output.table(columns, rows, numbers=frozenset(columns[1:]))
-    for sentence in describe_consequences(spec, plan, seen=seen, now=now):
+    for sentence in describe_consequences(spec, plan, seen=seen, available=available):
         output.say(sentence)
     if LocalLauncher(spec.name).observe().process.is_alive:
         output.say(

@@ -175,8 +175,8 @@ class BackfillMarker:
         return convert(raw, cls)
 
 
-def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    return (*(run for run in before if run not in now), *now)[-MAX_RUNS:]
+def _latest_runs(before: tuple[str, ...], current: tuple[str, ...]) -> tuple[str, ...]:
+    return (*(run for run in before if run not in current), *current)[-MAX_RUNS:]
 
 
 def property_name(stream: str) -> str:

@@ -122,14 +122,14 @@ class _Probe:
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: PreparedSnapshot, second: PreparedSnapshot) -> Iterator[str]:
-        now = self._load()
-        ids = {snapshot.snapshot_id for snapshot in now.metadata.snapshots}
-        head = head_of(now.metadata)
+        table = self._load()
+        ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+        head = head_of(table.metadata)
         if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
             head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
         ):
             yield "it does not keep the snapshot history: after two commits the table shows only the last"
-        if now.properties.get(PROPERTY) != "second":
+        if table.properties.get(PROPERTY) != "second":
             yield "it drops table properties that are set with a commit"
 
     def _check_conditional(self, base: Table, second: PreparedSnapshot) -> Iterator[str]:

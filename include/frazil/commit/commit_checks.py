@@ -137,12 +137,13 @@ def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream:
             f"`frazil reset {stream} --to marker` to read the new cluster's topics from their beginning"
         )
     for topic, topic_id in known.topic_ids.items():
-        now = current.topic_ids.get(topic, topic_id)
-        if now != topic_id:
+        current_id = current.topic_ids.get(topic, topic_id)
+        if current_id != topic_id:
             raise TopicRecreated(
-                f"topic {topic!r} of stream {stream!r} was deleted and recreated (id {topic_id} became {now}), so the "
-                f"marker's offsets belong to the old topic. Run `frazil reset {stream} --to marker` to read the new "
-                "topic from its beginning; other topics continue at their positions"
+                f"topic {topic!r} of stream {stream!r} was deleted and recreated (id {topic_id} became "
+                f"{current_id}), so the marker's offsets belong to the old topic. "
+                f"Run `frazil reset {stream} --to marker` to read the new topic from its beginning; other topics "
+                "continue at their positions"
             )
 
 
@@ -182,9 +183,9 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
-    before, now = index_by_id(written), index_by_name(current)
-    left = set(now.values())
-    if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):
+    before, after = index_by_id(written), index_by_name(current)
+    left = set(after.values())
+    if any(name in after and field_id not in left for name, field_id in index_by_name(written).items()):
         return False
     required = (field.field_id for field in current.fields if field.required)
     return all(field_id in before and before[field_id].required for field_id in required)

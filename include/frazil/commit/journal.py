@@ -293,11 +293,11 @@ class JournalStore:
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
         """Return the paths of commit records of another table that has, or had, the same folder."""
-        alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
+        unfolded = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
             path
-            for path, records in (alone | folded).items()
+            for path, records in (unfolded | folded).items()
             if any((found := Journal.from_bytes(data)) and found.table_uuid != table_uuid for data in records)
         }
 
@@ -308,10 +308,12 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
+        unfolded: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
-        both = heapq.merge(reversed(alone) if newest_first else alone, folded, key=itemgetter(0), reverse=newest_first)
+        both = heapq.merge(
+            reversed(unfolded) if newest_first else unfolded, folded, key=itemgetter(0), reverse=newest_first
+        )
         for key, found in groupby(both, key=itemgetter(0)):
             if below is not None and key >= below:
                 continue

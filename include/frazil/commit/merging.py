@@ -204,14 +204,14 @@ def merging_mode(spec: StreamSpec) -> MergingMode | None:
 
 def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
-    called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
+    name_of, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
-        key=tuple(map(called, spec.sinks.key)),
-        order_by=None if spec.order_by is None else called(spec.order_by),
+        key=tuple(map(name_of, spec.sinks.key)),
+        order_by=None if spec.order_by is None else name_of(spec.order_by),
         by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
         ignored=tuple(COORDINATES) if spec.coordinates else (),
         row_removal=spec.merge,
-        event_time=called(spec.event_time.column),
+        event_time=name_of(spec.event_time.column),
         window_us=None if spec.window is None else Grain(spec.window).us,
         within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),
     )

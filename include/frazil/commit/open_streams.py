@@ -163,8 +163,8 @@ def _explain(catalog: Catalog, spec: StreamSpec, known: OwnTable, table: Table |
 
 
 def _recovery_step(catalog: Catalog, known: OwnTable) -> str:
-    if now := find_other_name(catalog, known.name, location=known.location, uuid=known.uuid):
-        return f"rename {now} back to {known.name}"
+    if new_name := find_other_name(catalog, known.name, location=known.location, uuid=known.uuid):
+        return f"rename {new_name} back to {known.name}"
     try:
         newest = find_newest_metadata(open_store(known.location, catalog.properties), known.location, known.uuid)
     except (FrazilError, OSError):

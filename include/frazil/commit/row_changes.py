@@ -235,7 +235,7 @@ def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
         "error_class": [error_class for error_class, _ in reasons],
-        "error": [_error_history(now, then) for now, then in zip(reasons, before, strict=True)],
+        "error": [_error_history(entry, previous) for entry, previous in zip(reasons, before, strict=True)],
     }
     for name, values in columns.items():
         field = rows.schema.field(name)
@@ -243,7 +243,7 @@ def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
     return rows
 
 
-def _error_history(now: ErrorEntry, then: ErrorEntry) -> str:
-    if now == then or then[1].startswith(f"{now[1]}; before, "):
-        return then[1]
-    return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]
+def _error_history(entry: ErrorEntry, previous: ErrorEntry) -> str:
+    if entry == previous or previous[1].startswith(f"{entry[1]}; before, "):
+        return previous[1]
+    return f"{entry[1]}; before, {previous[0]}: {previous[1]}"[:MAX_ERROR_CHARACTERS]

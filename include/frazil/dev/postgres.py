@@ -89,8 +89,8 @@ class EmbeddedPostgres(process.EmbeddedServer):
             )
         if done.returncode:
             reason = " ".join((done.stderr or done.stdout).split())
-            whose = f" as the user {_find_other_user()}, because it refuses to run as root" if prefix else ""
-            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {reason}")
+            user = f" as the user {_find_other_user()}, because it refuses to run as root" if prefix else ""
+            raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{user}: {reason}")
 
     def _not_ready_reason(self) -> str | None:
         import psycopg2  # type: ignore[import-untyped]  # an extra

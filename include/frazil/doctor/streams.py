@@ -44,11 +44,11 @@ def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Findin
             errors += str(error).splitlines()
     errors += find_conflicts(streams)
     if not streams and not errors:
-        none = Finding(
+        empty = Finding(
             "declarations", CheckState.SKIPPED, f"{folder} declares no stream",
             "name the folder with --streams or FRAZIL_STREAMS",
         )  # fmt: skip
-        return streams, [none]
+        return streams, [empty]
     failures = [Finding("declarations", CheckState.WRONG, error) for error in errors]
     valid = [Finding("declarations", CheckState.OK, f"{format_count(len(streams), 'valid stream')} in {folder}")]
     return streams, failures or valid
@@ -81,7 +81,8 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         if state.needs_operator and not is_known:
             failures[f"{state.state}: {state.sentence}"].append(spec.name)
     yield from (
-        Finding("connections", CheckState.WRONG, f"{', '.join(some)}: {problem}") for problem, some in failures.items()
+        Finding("connections", CheckState.WRONG, f"{', '.join(streams)}: {problem}")
+        for problem, streams in failures.items()
     )
 
 

@@ -155,13 +155,13 @@ class PageServer:
 
 def register_page_server() -> None:
     """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
-    this = PageServer(
+    this_server = PageServer(
         identify_process(os.getpid()), str(outdated_code.FOLDER), outdated_code.hash_files(outdated_code.FOLDER)
     )
     for file, server in _read_records():
         if server is None or not is_alive(server.process):
             file.unlink(missing_ok=True)
-    replace_json(_folder() / f"{socket.gethostname()}-{this.process.pid}.json", asdict(this))
+    replace_json(_folder() / f"{socket.gethostname()}-{this_server.process.pid}.json", asdict(this_server))
 
 
 def list_running_servers() -> list[PageServer]:

@@ -155,8 +155,8 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
     exits = [*known, record]
     # Keep one launch that committed, because the supervisor needs to know whether one ever did.
-    worked = [e for e in exits[:-MAX_RECORDED_EXITS] if e.committed and e.is_supervised][-1:]
-    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-MAX_RECORDED_EXITS:])])
+    last_success = [e for e in exits[:-MAX_RECORDED_EXITS] if e.committed and e.is_supervised][-1:]
+    replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*last_success, *exits[-MAX_RECORDED_EXITS:])])
 
 
 def read_notes(folder: Path) -> SupervisorNotes:

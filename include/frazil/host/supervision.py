@@ -77,15 +77,15 @@ class Supervision:
         """A clause about when the running writer is replaced with a new one."""
         return self._describe("replaces the writer after the current batch", "replaces the writer")
 
-    def _describe(self, soon: str, later: str) -> str:
+    def _describe(self, if_soon: str, later: str) -> str:
         run = f"`frazil run {self.name}`"
         match self.starter:
             case Starter.USER:
                 return f"no supervisor replaces a writer in the foreground: end it ({self.how_to_end}), then use {run}"
             case Starter.APPLICATION:
-                return f"the application {self.name} {soon}"
+                return f"the application {self.name} {if_soon}"
             case Starter.SUPERVISOR:
-                return f"its supervisor (Airflow) {soon}"
+                return f"its supervisor (Airflow) {if_soon}"
             case Starter.SILENT_SUPERVISOR:
                 return (
                     f"its supervisor (Airflow) has been silent since {self.detail}, and {later} once it is back: check "

@@ -114,8 +114,8 @@ def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.distance_s))
 
 
-def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = False) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` has earlier columns by `name_key`."""
+def find_column_problem(name: str, earlier: Mapping[str, str], *, dots: bool = False) -> str:
+    """Return why a field cannot be a column; empty if it can. `earlier` has the earlier columns by `name_key`."""
     if not name or set(name) & set('"\\' if dots else '."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
     key = name_key(name)
@@ -123,7 +123,7 @@ def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = Fa
         return "frazil adds a column with this name"
     if key in METADATA_COLUMNS:
         return METADATA_COLUMN_PROBLEM
-    return f"has the same name as {same}, because {SAME_NAMES}" if (same := before.get(key)) else ""
+    return f"has the same name as {same}, because {SAME_NAMES}" if (same := earlier.get(key)) else ""
 
 
 def _propose_column(  # noqa: PLR0913 - the facts about a field

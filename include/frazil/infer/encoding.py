@@ -159,15 +159,15 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
     columns = propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)
-    able = [
+    candidates = [
         column.name
         for column in columns
         if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
     ]
     combinations = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
     limit = combinations.most_common(1)[0][0] if combinations else ()
-    key = limit if set(limit) <= set(able) else ()
-    guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
+    key = limit if set(limit) <= set(candidates) else ()
+    guessed = key or tuple(name for name in candidates if name.lower() == "id") or tuple(candidates[:1])
     if not guessed:
         return None
     of_rows = tuple(

@@ -171,8 +171,8 @@ def _propose_columns(
 
 
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
-    (alone,) = rename_dotted([replace(column, remark="")])
-    declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
+    (renamed,) = rename_dotted([replace(column, remark="")])
+    declared = _declare_sample(yaml.safe_load(_render_column(renamed)), sample, encoding)
     rejected = Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
     misfits = sum(rejected[name] for name in ("TypeMismatch", "OutOfRange", "MissingRequired"))
     return misfits * MIN_VALUES_PER_MISFIT < len(encoding.records)
@@ -336,11 +336,11 @@ def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time
         comment = "" if daily is None else f"    # a day has about {format_rounded_bytes(daily)}"
         yield f"partition-by: [day({event_time})]{comment}"
     few = [c for c in columns if c.type in {"string", "int", "long"} and c.distinct and _is_plain(c.name)]
-    often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
-    texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
-    by = [column.name for column in (texts or often)[:1]]
+    repetitive = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
+    texts = sorted((c for c in repetitive if c.type == "string"), key=lambda c: -(c.distinct or 0))
+    by = [column.name for column in (texts or repetitive)[:1]]
     reason = (
-        f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries for one value skip most row groups"
+        f"    # {by[0]}: {(texts or repetitive)[0].distinct:,} values; queries for one value skip most row groups"
         if by
         else ""
     )

@@ -115,9 +115,9 @@ def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
         return found
     schema = pa.schema([field])
     check = lambda start, end: fill_hidden_nulls(pa.Table.from_arrays([array[start:end]], schema=schema))  # noqa: E731
-    for start, end, tried in bisect_failures(len(array), check):
-        if isinstance(tried, Exception):
-            found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
+    for start, end, result in bisect_failures(len(array), check):
+        if isinstance(result, Exception):
+            found |= dict.fromkeys(range(start, end), f"{field.name}: {result}")
     return found
 
 

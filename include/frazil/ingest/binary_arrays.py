@@ -45,8 +45,8 @@ def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
     np.cumsum(lengths, out=offsets[1:])
     octets = np.empty(int(offsets[-1]), np.uint8)
     copy_values(*as_loop_arguments(values), offsets, octets)
-    there = values.lengths != NULL
-    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    present = values.lengths != NULL
+    valid = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(offsets), pa.py_buffer(octets)])
 
 

@@ -85,8 +85,8 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
         entries[offsets[entry] : offsets[entry + 1]] = entry
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
-    for part, called in zip(child_arrays(array), names, strict=True):
-        for position, beyond in _find_values(part, (*path, called)).items():
+    for part, name in zip(child_arrays(array), names, strict=True):
+        for position, beyond in _find_values(part, (*path, name)).items():
             if (row := int(entries[position])) >= 0:
                 found.setdefault(row, beyond)
     return found

@@ -40,9 +40,9 @@ _COORDINATES = (
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
     """Return the schema of change files: table columns (only the key is required), coordinates, `CHANGE_COLUMNS`."""
-    there = {field.name for field in table.fields}
+    existing = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
-    coordinates = [field for field in _COORDINATES if field.name not in there]
+    coordinates = [field for field in _COORDINATES if field.name not in existing]
     return Schema(*columns, *coordinates, *_CHANGE_FIELDS, schema_id=table.schema_id)
 
 

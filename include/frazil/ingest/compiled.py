@@ -164,7 +164,7 @@ def code_folder() -> Path | None:
     """
     if (prefix_folder := _prefix_folder()) is not None:
         return prefix_folder
-    tried = []
+    folders = []
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
         folder = base / _DIGEST
         try:
@@ -176,10 +176,10 @@ def code_folder() -> Path | None:
                 _remove_old(base)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            tried.append(str(error))
+            folders.append(str(error))
         else:
             return folder
-    _warn_uncached("; ".join(tried))
+    _warn_uncached("; ".join(folders))
     return None
 
 

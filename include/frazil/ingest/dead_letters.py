@@ -43,11 +43,11 @@ class ExistingDeadLetters:
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
-        there = np.zeros(len(chunk), np.bool_)
+        selected = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             positions = np.flatnonzero(chunk.range_index == index)
-            there[positions] = [offset in held for offset in chunk.offsets[positions].tolist()]
-        return there
+            selected[positions] = [offset in held for offset in chunk.offsets[positions].tolist()]
+        return selected
 
 
 class DeadLetterTable:

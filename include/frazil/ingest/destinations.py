@@ -71,15 +71,15 @@ class RowDivider:
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
         rejected = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
-        nothing = waits & delete_mask(decoded.rows)
-        for code in np.unique(codes[waits & ~nothing]).tolist():
+        unneeded = waits & delete_mask(decoded.rows)
+        for code in np.unique(codes[waits & ~unneeded]).tolist():
             if len(self.values) < MAX_REPORTED_VALUES:
                 self.values.add(_decode_value(values[code]))
         unwanted = rejected & _superseded_deletes(decoded)
         rejected &= ~unwanted
-        rejections, unchanged = list(decoded.rejections), decoded.record_indexes[nothing]
+        rejections, unchanged = list(decoded.rejections), decoded.record_indexes[unneeded]
         if len(unchanged):  # the other row of a record may change another table
-            unchanged = np.setdiff1d(unchanged, decoded.record_indexes[~nothing])
+            unchanged = np.setdiff1d(unchanged, decoded.record_indexes[~unneeded])
         for row in np.flatnonzero(rejected).tolist():
             found = destinations[codes[row]]
             assert isinstance(found, Rejection)

@@ -49,8 +49,8 @@ class IsolatedDecoder:
             raise answer
         if len(chunk) == 1:
             reason = f"decoding this record crashed the process (exit code {answer})"
-            nothing = self._here(chunk.slice(0, 0))
-            return DecodedChunk(nothing.rows, nothing.record_indexes, [Rejection(0, CRASHED, reason)])
+            empty = self._here(chunk.slice(0, 0))
+            return DecodedChunk(empty.rows, empty.record_indexes, [Rejection(0, CRASHED, reason)])
         halves = np.array_split(np.arange(len(chunk)), 2)
         return join_results([self(chunk.slice(half[0], half[-1] + 1)).with_indexes(half) for half in halves])
 

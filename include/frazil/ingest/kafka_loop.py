@@ -138,12 +138,12 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                 key_length = load64(message + _KEY_LENGTH) if key != 0 else np.int64(0)
                 header_list: Any = np.int64(0)
                 headers_length: Any = np.int64(0)
-                none = has_no_headers(message, leader_epoch)
-                asks = not none or state[ASKS] != 0 or offset % _CHECK_INTERVAL == 0
+                has_none = has_no_headers(message, leader_epoch)
+                asks = not has_none or state[ASKS] != 0 or offset % _CHECK_INTERVAL == 0
                 if asks and call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
                     header_list = work[0]
                     headers_length = packed_headers_size(header_list, get_header, work)
-                    if none and headers_length != 0:
+                    if has_none and headers_length != 0:
                         state[ASKS] = 1
                 if (
                     values_end + length >= values.shape[0]

@@ -45,8 +45,8 @@ class KeyDecoder:
 
         Without a key, a column gets its default or null. A required column without default is an error.
         """
-        there = np.flatnonzero(keys.lengths != NULL)
-        decoded = self._decode(RecordChunk.of_column(keys.take(there))).with_indexes(there)
+        present = np.flatnonzero(keys.lengths != NULL)
+        decoded = self._decode(RecordChunk.of_column(keys.take(present))).with_indexes(present)
         rows = np.full(len(keys), -1)
         rows[decoded.record_indexes] = np.arange(len(decoded.record_indexes))
         table = decoded.rows.take(pa.array(rows, mask=rows < 0))

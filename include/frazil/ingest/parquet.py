@@ -129,7 +129,7 @@ def _better_encoding(array: pa.Array) -> str | None:
 def _dictionary_bits(words: NDArray[Any]) -> float:
     """Estimate the bits per value with a dictionary. Assumes that runs of equal values take no space."""
     half = len(words) // 2
-    before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
+    before, distinct = (int(pc.count_distinct(pa.array(part)).as_py()) for part in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
     indices: float = (distinct - 1).bit_length() * min(1.0, PACKED_INDICES * changes / len(words))
     return indices + 8.0 * words.itemsize * (distinct - before) / (len(words) - half)

@@ -145,9 +145,9 @@ class FileReader(RecordReader):
                     if (kept := np.flatnonzero(found >= 0)).size:
                         yield _build_chunk(records, kept, found[kept], self._unseal)
 
-    def _may_contain(self, some: OffsetRange) -> bool:
-        starts, ends, _ = self._ranges.get((some.topic, some.partition), np.empty((3, 0), np.int64))
-        return bool(((starts < some.end) & (some.start < ends)).any())
+    def _may_contain(self, offset_range: OffsetRange) -> bool:
+        starts, ends, _ = self._ranges.get((offset_range.topic, offset_range.partition), np.empty((3, 0), np.int64))
+        return bool(((starts < offset_range.end) & (offset_range.start < ends)).any())
 
     def _find_ranges(self, table: pa.Table) -> NDArray[np.int32]:
         """Return the index of each record's range, or -1."""
@@ -176,9 +176,9 @@ def _build_chunk(
         ]
         headers = BinaryColumn.of([*map(pack_headers, named)])
         return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
-    nothing = BinaryColumn.nulls(len(kept))
-    values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
-    columns = (values, nothing, range_index, table["kafka_offset"].to_numpy(), stamps)
+    nulls = BinaryColumn.nulls(len(kept))
+    values = nulls if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
+    columns = (values, nulls, range_index, table["kafka_offset"].to_numpy(), stamps)
     return RecordChunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
 
 

@@ -149,17 +149,17 @@ def fit_rows(rows: pa.Table, layout: FileLayout, other_names: Mapping[str, Colle
     Missing columns and nulls get the other table's default, or null.
     """
     schema = layout.arrow_schema
-    there = set(rows.column_names)
-    missing = {column: names for column, names in other_names.items() if column not in there}
-    if called := {name: column for column, names in missing.items() for name in names if name in there}:
-        rows = rows.rename_columns([called.get(name, name) for name in rows.column_names])
+    existing = set(rows.column_names)
+    missing = {column: names for column, names in other_names.items() if column not in existing}
+    if renames := {name: column for column, names in missing.items() for name in names if name in existing}:
+        rows = rows.rename_columns([renames.get(name, name) for name in rows.column_names])
     if rows.schema.equals(schema, check_metadata=True) and not layout.defaults:
         return rows
-    there = set(rows.column_names)
+    existing = set(rows.column_names)
     rows = fill_hidden_nulls(_translate_omitted(rows, schema))  # for Arrow's cast
     arrays = [
         rows.column(field.name).cast(field.type)
-        if field.name in there
+        if field.name in existing
         else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
         for field in schema
     ]
@@ -172,10 +172,9 @@ def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     index = rows.schema.get_field_index(OMITTED_COLUMNS)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return rows
-    names, routed_ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
+    names, ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
     lists = [
-        found and [routed_ids[name] for i in found if (name := names[i]) in routed_ids]
-        for found in rows.column(index).to_pylist()
+        found and [ids[name] for i in found if (name := names[i]) in ids] for found in rows.column(index).to_pylist()
     ]
     return rows.set_column(index, rows.schema.field(index), pa.array(lists, rows.schema.field(index).type))
 

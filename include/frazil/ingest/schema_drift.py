@@ -275,13 +275,13 @@ def _convert_type(
             fields = []
             taken: dict[str, str] = {}
             for name, part in sorted(found_type.fields.items()):
-                here = (*path, name)
+                field_path = (*path, name)
                 problem = find_name_problem(name)
                 if not problem and (other := taken.get(name_key(name))):
                     problem = f"has the same name as {other}, because {SAME_NAMES}"
                 if problem:
-                    problems.append(NewField(here, None, problem))
-                elif (kind := _convert_type(here, part, problems, ids)) is not None:
+                    problems.append(NewField(field_path, None, problem))
+                elif (kind := _convert_type(field_path, part, problems, ids)) is not None:
                     taken[name_key(name)] = name
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None

@@ -29,9 +29,9 @@ class Protector:
         """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column."""
         declared = context.sensitive
         schema = context.main.schema
-        there = {field.lower(): field for field in (*context.aliases, *schema.column_names)}
+        columns = {field.lower(): field for field in (*context.aliases, *schema.column_names)}
         for field in declared["dropped"]:
-            if (filled := there.get(field.lower())) is not None:
+            if (filled := columns.get(field.lower())) is not None:
                 raise SpecError(
                     f"the sensitive field {field!r} is dropped, but the table has the column {filled!r}, which records "
                     f"would fill. Nothing was written. Drop the column first: frazil evolve STREAM --drop {filled}"

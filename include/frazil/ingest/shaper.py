@@ -235,14 +235,14 @@ class TombstoneDecoder:
         self._decode = make(Schema(*plain, *inner), {**units, **of_inner})
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        there = np.flatnonzero(chunk.values.lengths != NULL)
-        decoded = self._decode(RecordChunk.of_column(chunk.values.take(there))).with_indexes(there)
+        present = np.flatnonzero(chunk.values.lengths != NULL)
+        decoded = self._decode(RecordChunk.of_column(chunk.values.take(present))).with_indexes(present)
         columns = [self._merge_payload(field.name, decoded.rows) for field in self._schema]
         failures = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
         for field, column in zip(self._schema, columns, strict=True):
             text = f"the record's key: {field.name}: required, and missing or null"
             missing = decoded.record_indexes[column.is_null().to_numpy(zero_copy_only=False)]
-            for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
+            for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), present).tolist()):
                 failures.setdefault(index, Rejection(index, "MissingRequired", text))
         good = ~np.isin(decoded.record_indexes, np.array([*failures], np.int64))
         rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))

@@ -253,12 +253,12 @@ class _Stage:
         """Write a chunk in memory first. Records that cannot be written on their own are rejected."""
         parts = []
         tries = bisect_failures(len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end)))
-        for start, end, tried in tries:
-            if isinstance(tried, Exception):
-                rejection = Rejection(0, UNWRITABLE, f"{type(tried).__name__}: {tried}")
+        for start, end, result in tries:
+            if isinstance(result, Exception):
+                rejection = Rejection(0, UNWRITABLE, f"{type(result).__name__}: {result}")
                 part = dataclasses.replace(self._shape_chunk(chunk.slice(0, 0)), rejections=[rejection])
             else:
-                part = tried
+                part = result
             parts.append(part.with_indexes(np.arange(start, end)))
         return join_results(parts)
 
@@ -383,7 +383,7 @@ class _Stage:
 
 @contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector, which would scan all live messages in vain."""
+    """Disable the garbage collector, which would scan all live messages and free none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

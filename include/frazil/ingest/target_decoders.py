@@ -63,11 +63,13 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
     schema = routed.schema
     columns = set(schema.column_names)
     names = other_names(routed.schema_json, routed.properties, main.schema_json, main.properties)
-    called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
+    main_names = {
+        name: column for column, others in names.items() for name in others
+    }  # main's names of renamed columns
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
         first_rest = (column.partition(".") for column in columns)
-        return tuple(called.get(first, first) + dot + rest for first, dot, rest in first_rest)
+        return tuple(main_names.get(first, first) + dot + rest for first, dot, rest in first_rest)
 
     if changes:
         changes = dataclasses.replace(
@@ -75,14 +77,14 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
             key=own_names(changes.key),
             required=own_names(changes.required),
             key_fields=own_names(changes.key_fields),
-            delete_column=changes.delete_column and called.get(changes.delete_column, changes.delete_column),
+            delete_column=changes.delete_column and main_names.get(changes.delete_column, changes.delete_column),
         )
     if sensitive:
         moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
         sensitive["fields"] = dict(moved)
     found = zip(own_names(context.units), context.units.values(), strict=True)
     units = {name: unit for name, unit in found if name in columns}
-    aliases = {name: column for name, column in called.items() if may_have_aliases(units.get(column))}
+    aliases = {name: column for name, column in main_names.items() if may_have_aliases(units.get(column))}
     return dataclasses.replace(
         context,
         targets={**context.targets, "main": routed},

@@ -174,8 +174,8 @@ class _SelectChecker:
             fails = self._failure_condition(plain)
             columns.append(TransformedColumn(name, self._tree.to_sql(plain), written, used, fails))
         names = [column.name.lower() for column in columns]
-        for twice in sorted({name for name in names if names.count(name) > 1}):
-            self.problems.append(f"the SELECT computes the column {twice} twice; rename one of them with AS")
+        for repeated in sorted({name for name in names if names.count(name) > 1}):
+            self.problems.append(f"the SELECT computes the column {repeated} twice; rename one of them with AS")
         conditions = _conjuncts(node["where_clause"])
         self._refuse("WHERE", expressions.problems(conditions))
         self._collect_may_fail(conditions)

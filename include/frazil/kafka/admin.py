@@ -190,10 +190,10 @@ class KafkaAdmin:
                 spans[tp] = (spans[tp][0], span) if tp in beyond else (span, spans[tp][1])
         return {tp: span for tp, (span, _) in spans.items()}
 
-    def offsets_at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def offsets_at(self, moment: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
         tps = list(partitions)
-        found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
+        found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(moment.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
         return {**found, **(self.ends(missing) if missing else {})}
 

@@ -112,12 +112,12 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
 
 def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
     table, beyond = health.table, health.delete_files
-    whose = "frazil writes no delete files, so another engine wrote them"
+    origin = "frazil writes no delete files, so another engine wrote them"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave at most one per data file; the rest belong to removed data files or another engine"
+        origin = "merges leave at most one per data file; the rest belong to removed data files or another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
-    sentence = f"{table} has {shown}, which every reader must apply; {whose}. {compact}"
+    sentence = f"{table} has {shown}, which every reader must apply; {origin}. {compact}"
     yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)
     sentence = (
         f"{health.deleted_rows:,} rows in data files of {table} ({health.deleted_percent:.1f} %) are deleted, but "
@@ -131,7 +131,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
     """Return the number of files if they are small on average, otherwise 0; None if unknown.
 
-    Near the size limit, the number neither fires nor resolves the alert.
+    If the average is near the limit, the returned number neither fires nor resolves the alert.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -294,9 +294,11 @@ def evaluate_readings(  # noqa: PLR0913 - keywords, one with a default
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            now = reading.shown if reading is not None else unwatched
+            state = reading.shown if reading is not None else unwatched
             resolved.append(
-                Alert(rule, subject, now, before.since_ms, f"{subject}: the alert {rule} is over: {now}", before.alone)
+                Alert(
+                    rule, subject, state, before.since_ms, f"{subject}: the alert {rule} is over: {state}", before.alone
+                )
             )
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 

@@ -228,8 +228,8 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
     due = partition.deletes
     reason = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
-        alone = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, reason)
-        return dataclasses.replace(alone, deleted_percent=percent, small=False)
+        single = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, reason)
+        return dataclasses.replace(single, deleted_percent=percent, small=False)
     return dataclasses.replace(
         small,
         files=small.files + due.due_files - due.due_small_files,
@@ -359,13 +359,13 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     files = min(files, due.due_files, rewrite.files)
     if not files:
         return None
-    alone = _plan_due_rewrite(rewrite.partition, None, rewrite.deleted_percent or 0)
+    single = _plan_due_rewrite(rewrite.partition, None, rewrite.deleted_percent or 0)
     return dataclasses.replace(
-        alone,
+        single,
         files=files,
         bytes=-(-due.due_bytes * files // due.due_files),
         removed=files,
-        reason=f"{alone.reason}; {files:,} of these files fit the budget",
+        reason=f"{single.reason}; {files:,} of these files fit the budget",
         largest_bytes=due.due_largest_bytes,
         busy=rewrite.busy,
     )

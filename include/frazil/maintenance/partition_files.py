@@ -161,10 +161,14 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     index, found = _DELETES.index, []
     for file in _DELETES.live(io, manifest):
         lower, upper = ((file[index[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
-        alone = file[index[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
+        is_for_one_file = (
+            file[index[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
+        )
         key = _partition_key(manifest.partition_spec_id, file[index[_PARTITION]])
-        data_file = lower.decode() if alone and lower is not None else file[index[_REFERENCED]]
-        found.append(_DeleteFile(key, file[index[_PATH]], file[index[_RECORDS]], file[index[_SIZE]], data_file, alone))
+        data_file = lower.decode() if is_for_one_file and lower is not None else file[index[_REFERENCED]]
+        found.append(
+            _DeleteFile(key, file[index[_PATH]], file[index[_RECORDS]], file[index[_SIZE]], data_file, is_for_one_file)
+        )
     return found
 
 

@@ -120,8 +120,8 @@ class _ActionRunner:
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
         with translate_catalog_errors(self.catalog.name):
-            now = load_maintained(self.catalog, self.maintained).metadata
-        newer = takewhile(lambda s: s.snapshot_id != table.metadata.current_snapshot_id, ancestors(now))
+            metadata = load_maintained(self.catalog, self.maintained).metadata
+        newer = takewhile(lambda s: s.snapshot_id != table.metadata.current_snapshot_id, ancestors(metadata))
         summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
         numbers = {
             "partitions": len(plan.rewrites),

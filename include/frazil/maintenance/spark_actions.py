@@ -134,21 +134,23 @@ class SparkTable:
             begun = self.java.currentSnapshot().snapshotId()
             action = self._actions.rewriteDataFiles(self.java)
             action = action.sort() if sort else action.binPack()
-            those = build_partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
-            action = action.filter(those)
+            row_filter = build_partition_filter(
+                _jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema()
+            )
+            action = action.filter(row_filter)
             for key, value in options.items():
                 action = action.option(key, value)
             done = action.snapshotProperty("frazil.operation", COMPACTION_OPERATION).execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
             may_have_lost = not failed and (not removed or (len(batch) > 1 and batch[0].busy))
-            groups = self._count_groups(those, options, begun) if may_have_lost else 0
+            groups = self._count_groups(row_filter, options, begun) if may_have_lost else 0
             lost = ("its commits failed",) if groups > done.rewriteResults().size() else ()
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
-    def _count_groups(self, those: Any, options: dict[str, str], snapshot_id: int) -> int:
+    def _count_groups(self, row_filter: Any, options: dict[str, str], snapshot_id: int) -> int:
         """Return how many groups of files the action had to rewrite. Iceberg does not report failed partial commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
-        made = planner(self.java, those, snapshot_id, True)
+        made = planner(self.java, row_filter, snapshot_id, True)
         made.init(options)
         return int(made.plan().totalGroupCount())
 

@@ -101,6 +101,6 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     templates = {spec.sinks.template for spec in specs if spec.sinks.template}
     known = ", ".join([*(table.name for table in tables), *sorted(templates)]) or "none"
     message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"
-    if own := next((spec.table.identifier for spec in specs if spec.name == name), None):
-        message = f"{name} is a stream; its table is {own}"
+    if table_name := next((spec.table.identifier for spec in specs if spec.name == name), None):
+        message = f"{name} is a stream; its table is {table_name}"
     raise SpecError("\n".join([message, *problems]))

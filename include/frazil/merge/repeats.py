@@ -124,9 +124,9 @@ def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], fo
 
 
 def _make_located(reader: TableFileReader, file: TableFile, parts: list[_Match]) -> LocatedRows:
-    none = np.zeros(0, np.int64)
-    positions = np.concatenate([none, *(positions for positions, _ in parts)])
-    changes = np.concatenate([none, *(changes for _, changes in parts)])
+    empty = np.zeros(0, np.int64)
+    positions = np.concatenate([empty, *(positions for positions, _ in parts)])
+    changes = np.concatenate([empty, *(changes for _, changes in parts)])
     deleted = reader.deleted_positions(file)
     is_live = ~np.isin(positions, deleted)
     return LocatedRows(file, positions[is_live], changes[is_live], deleted)

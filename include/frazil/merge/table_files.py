@@ -188,16 +188,16 @@ class DataFileReader:
         physical, expected = self._schema, nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
-        there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
-        self._check_not_shredded(there)
-        names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
+        existing = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+        self._check_not_shredded(existing)
+        names = [field.name for field in existing.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
         requested, values = self._missing_columns(schema, physical)
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
             batches = [
-                _to_requested_schema(requested, there, batch, downcast_ns_timestamp_to_us=True)
+                _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
             found = pa.Table.from_batches(batches) if batches else empty_table(expected)
@@ -217,8 +217,8 @@ class DataFileReader:
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
         """Return the indexes of the row groups that may have rows within these bounds."""
-        there, metadata = self._schema, self.file.metadata
-        names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
+        existing, metadata = self._schema, self.file.metadata
+        names = {existing.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         columns = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
         def may(group: int) -> bool:

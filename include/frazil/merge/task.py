@@ -56,8 +56,8 @@ class _MergeRun(TaskRun):
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
         changes_schema = self.context.changes.schema
-        none = empty_table(nullable_arrow_schema(changes_schema))
-        changes = pa.concat_tables([none, *(self.reader.read_rows(path, changes_schema) for path in task.changes)])
+        empty = empty_table(nullable_arrow_schema(changes_schema))
+        changes = pa.concat_tables([empty, *(self.reader.read_rows(path, changes_schema) for path in task.changes)])
         newest = find_newest_changes(changes, rules, self.ids)
         del changes
         last = task.inserts or not task.files
@@ -84,9 +84,9 @@ class _MergeRun(TaskRun):
         keys = self.schema.select(*rules.key)
         for located in locate_rows(self.reader, self.task.files, index, keys):
             first = ~matched[located.changes]  # a key that other programs wrote twice is updated once
-            once = np.zeros(len(first), np.bool_)
-            once[np.unique(located.changes, return_index=True)[1]] = True
-            first &= once
+            is_unique = np.zeros(len(first), np.bool_)
+            is_unique[np.unique(located.changes, return_index=True)[1]] = True
+            first &= is_unique
             matched[located.changes] = True
             leaves = self._apply_changes(newest, located, first) if len(located.positions) else located.positions
             yield _RemovedRows(located, leaves)

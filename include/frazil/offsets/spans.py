@@ -114,6 +114,6 @@ def union_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]
     return dict(whole)
 
 
-def spans_overlap(some: Spans, others: Spans) -> bool:
+def spans_overlap(first: Spans, second: Spans) -> bool:
     """Return whether the spans have an offset in common."""
-    return any(a < d and c < b for tp, parts in some.items() for a, b in parts for c, d in others.get(tp, ()))
+    return any(a < d and c < b for tp, parts in first.items() for a, b in parts for c, d in second.get(tp, ()))

@@ -119,15 +119,15 @@ def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
-    now, target, sizes = catalog.load_table(table.identifier), health.target_file_bytes, array("q")
+    loaded, target, sizes = catalog.load_table(table.identifier), health.target_file_bytes, array("q")
     partitions, staged = tuple[PartitionFiles, ...](), list[PartitionFiles]()
     if health.data_files <= MAX_HISTOGRAM_FILES:
-        partitions = read_partitions(now, _manifests(now), table, target_bytes=target, sizes=sizes)
-        for backfill in _open_backfills(now):
-            manifests = _manifests(now, branch_name(backfill.stream))
-            staged += read_partitions(now, manifests, table, target_bytes=target)
-    answers, past = find_due_actions(health, table.settings), read_outcomes(now)
-    shape = build_shape(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
+        partitions = read_partitions(loaded, _manifests(loaded), table, target_bytes=target, sizes=sizes)
+        for backfill in _open_backfills(loaded):
+            manifests = _manifests(loaded, branch_name(backfill.stream))
+            staged += read_partitions(loaded, manifests, table, target_bytes=target)
+    answers, past = find_due_actions(health, table.settings), read_outcomes(loaded)
+    shape = build_shape(loaded.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
     return shape, build_partition_calendar(partitions, staged, now_us=now_ms * 1000)
 
 

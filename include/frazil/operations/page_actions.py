@@ -154,16 +154,18 @@ class PreparedAction:
     refused: str | None = None
 
 
-def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
+def build_plan(action: PageAction, context: ActionContext, *, dry: bool = False) -> Plan:
     """Plan an action. The caller adds the effects of a prepared action, which depend on the table."""
-    waits = component_warnings(action, now.silent)
+    waits = component_warnings(action, context.silent)
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
-    refused = _refusal(action, now, dry=dry)
-    effects, token = (*_effects(action, now), *_run_effects(action, now), *waits), now.version_token(action)
-    starts_writer = action in {PageAction.RESUME, PageAction.RESTART} and not now.writer_runs
-    unpause = now.dag if now.may_unpause and (action in DAG_ACTIONS or starts_writer) and now.dag_paused else None
+    refused = _refusal(action, context, dry=dry)
+    effects, token = (*_effects(action, context), *_run_effects(action, context), *waits), context.version_token(action)
+    starts_writer = action in {PageAction.RESUME, PageAction.RESTART} and not context.writer_runs
+    unpause = (
+        context.dag if context.may_unpause and (action in DAG_ACTIONS or starts_writer) and context.dag_paused else None
+    )
     return Plan(
-        action, effects, refused, version_token=token, retype=retype, generation=now.generation, unpause=unpause
+        action, effects, refused, version_token=token, retype=retype, generation=context.generation, unpause=unpause
     )
 
 
@@ -175,10 +177,10 @@ def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -
     )
 
 
-def describe_changes(action: PageAction, before: str, now: str) -> str:
-    then, _, then_table = before.partition("/")
-    parts, _, by_table = now.partition("/")
-    was = dict(part.partition("=")[::2] for part in then.split(","))
+def describe_changes(action: PageAction, before: str, after: str) -> str:
+    before_value, _, then_table = before.partition("/")
+    parts, _, by_table = after.partition("/")
+    was = dict(part.partition("=")[::2] for part in before_value.split(","))
     changes = [
         _CHANGE_TEXTS[name](was[name], value)
         for name, _, value in (part.partition("=") for part in parts.split(",") if part)
@@ -189,17 +191,21 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
     return ", and ".join(changes) or "the request does not confirm the shown plan"
 
 
-def _describe_dag_change(was: str, now: str) -> str:
-    if was == "None":
+def _describe_dag_change(before: str, after: str) -> str:
+    if before == "None":
         return "its DAG was added to Airflow"
     texts = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
-    return texts.get(now, "its DAG was removed from Airflow")
+    return texts.get(after, "its DAG was removed from Airflow")
 
 
-def _describe_backfill_change(was: str, now: str) -> str:
-    if not now:
-        return f"the backfill or replay {was} ended"
-    return f"the backfill or replay changed from {was} to {now}" if was else f"the backfill or replay {now} started"
+def _describe_backfill_change(before: str, after: str) -> str:
+    if not after:
+        return f"the backfill or replay {before} ended"
+    return (
+        f"the backfill or replay changed from {before} to {after}"
+        if before
+        else f"the backfill or replay {after} started"
+    )
 
 
 _CHANGE_TEXTS: Mapping[str, Callable[[str, str], str]] = {
@@ -260,59 +266,59 @@ _RERUNS = (
 )
 
 
-def _effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
-    subject = now.subject
+def _effects(action: PageAction, context: ActionContext) -> tuple[str, ...]:
+    subject = context.subject
     if action is PageAction.MAINTAIN and subject.startswith("route of "):
         subject = f"Each table of the {subject} that needs it"
     texts = [text.format(subject=subject) for text in _EFFECTS[action].splitlines()]
     if action is PageAction.PAUSE:
         stops = "Its writer stops after the current batch, which is committed first."
-        texts.insert(0, stops if now.writer_runs else NO_WRITER_TEXT)
+        texts.insert(0, stops if context.writer_runs else NO_WRITER_TEXT)
     if action is PageAction.RESTART:
         replaced = "The current batch commits first, then a new writer replaces this one."
-        texts.append(replaced if now.writer_runs else f"{NO_WRITER_TEXT} A new writer starts within seconds.")
-        texts += [f"{now.subject} is paused; this action resumes it."] if now.desired == "paused" else []
+        texts.append(replaced if context.writer_runs else f"{NO_WRITER_TEXT} A new writer starts within seconds.")
+        texts += [f"{context.subject} is paused; this action resumes it."] if context.desired == "paused" else []
     if action in {PageAction.RESUME, PageAction.RESTART}:
-        texts += _supervision_warnings(now)
-    if action is PageAction.BACKFILL and now.staged:
-        texts += [now.staged, _RERUNS]
+        texts += _supervision_warnings(context)
+    if action is PageAction.BACKFILL and context.staged:
+        texts += [context.staged, _RERUNS]
     return tuple(texts)
 
 
-def _supervision_warnings(now: ActionContext) -> tuple[str, ...]:
-    if now.dag_paused is None:
-        return (f"Airflow has no DAG {now.dag}, so {now.subject} is not supervised and no writer starts.",)
-    if now.dag_paused and not now.writer_runs:
-        waits = "this action unpauses it" if now.unpauses else "no writer starts until you unpause it"
-        return (f"The DAG {now.dag} is paused in Airflow: {waits}.",)
+def _supervision_warnings(context: ActionContext) -> tuple[str, ...]:
+    if context.dag_paused is None:
+        return (f"Airflow has no DAG {context.dag}, so {context.subject} is not supervised and no writer starts.",)
+    if context.dag_paused and not context.writer_runs:
+        waits = "this action unpauses it" if context.unpauses else "no writer starts until you unpause it"
+        return (f"The DAG {context.dag} is paused in Airflow: {waits}.",)
     return ()
 
 
-def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
-    if action not in DAG_ACTIONS or now.dag_paused is None:
+def _run_effects(action: PageAction, context: ActionContext) -> tuple[str, ...]:
+    if action not in DAG_ACTIONS or context.dag_paused is None:
         return ()
-    waits = ", and unpauses it" if now.unpauses else ", which is paused: the run starts when you unpause it"
-    return (f"This starts a run of the DAG {now.dag}{waits if now.dag_paused else ''}.",)
+    waits = ", and unpauses it" if context.unpauses else ", which is paused: the run starts when you unpause it"
+    return (f"This starts a run of the DAG {context.dag}{waits if context.dag_paused else ''}.",)
 
 
-def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
-    if now.refusal_reason is not None:
-        return now.refusal_reason
-    if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
+def _refusal(action: PageAction, context: ActionContext, *, dry: bool) -> str | None:
+    if context.refusal_reason is not None:
+        return context.refusal_reason
+    if action in DAG_ACTIONS and (refusal := _run_refusal(context, dry=dry)):
         return refusal
-    if action is PageAction.PAUSE and now.desired == "paused":
-        return f"{now.subject} is already paused"
-    if action is PageAction.RESET and now.writer_runs:
-        return f"A writer of {now.subject} runs. Pause the stream first, and wait until it has stopped"
-    if action in {PageAction.RESET, PageAction.RELEASE, PageAction.SEND_AGAIN} and not now.has_table:
-        return f"The table of {now.subject} does not exist yet"
+    if action is PageAction.PAUSE and context.desired == "paused":
+        return f"{context.subject} is already paused"
+    if action is PageAction.RESET and context.writer_runs:
+        return f"A writer of {context.subject} runs. Pause the stream first, and wait until it has stopped"
+    if action in {PageAction.RESET, PageAction.RELEASE, PageAction.SEND_AGAIN} and not context.has_table:
+        return f"The table of {context.subject} does not exist yet"
     return None
 
 
-def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
-    if now.dag_paused is None:
-        return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
-    run = now.run
+def _run_refusal(context: ActionContext, *, dry: bool) -> str | None:
+    if context.dag_paused is None:
+        return f"Airflow has no DAG {context.dag}, which carries out this action. Add it, or check its import errors"
+    run = context.run
     if run is None or dry:
         return None
     does, end = (
@@ -321,8 +327,8 @@ def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
         else ("is running", "abandon its backfill or replay, or mark that run as failed in Airflow")
     )
     return (
-        f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}, and a second run would start after it. "
-        f"Wait until it has ended. To replace it, {end}, and try again"
+        f"The run {run.id} of the DAG {context.dag} {does} for {context.subject}, and a second run would start after "
+        f"it. Wait until it has ended. To replace it, {end}, and try again"
     )
 
 

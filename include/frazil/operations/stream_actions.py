@@ -69,50 +69,53 @@ def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffset
 
 
 def find_target_offsets(
-    wanted: ResetTarget, *, seen: StateBeforeReset, now: AvailableOffsets, kafka: KafkaAdmin
+    wanted: ResetTarget, *, seen: StateBeforeReset, available: AvailableOffsets, kafka: KafkaAdmin
 ) -> dict[TopicPartition, int]:
     """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
     if wanted.to == "earliest":
-        return dict(now.first)
+        return dict(available.first)
     if wanted.to == "latest":
-        return dict(now.end)
+        return dict(available.end)
     if wanted.to == "timestamp" and wanted.at is not None:
-        return clamp_to_available(kafka.offsets_at(wanted.at, now.first), now)
+        return clamp_to_available(kafka.offsets_at(wanted.at, available.first), available)
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)
-        return clamp_to_available(clamp_to_truncations(keep_same_topics(seen.held, seen.source, now.source), now), now)
+        return clamp_to_available(
+            clamp_to_truncations(keep_same_topics(seen.held, seen.source, available.source), available), available
+        )
     if wanted.to == "offsets" and wanted.offsets is not None:
-        check_available(wanted.offsets, now)
-        return {**_offsets_from_marker(seen, now, named=wanted.offsets), **wanted.offsets}
-    return _offsets_from_marker(seen, now)
+        check_available(wanted.offsets, available)
+        return {**_offsets_from_marker(seen, available, named=wanted.offsets), **wanted.offsets}
+    return _offsets_from_marker(seen, available)
 
 
 def _offsets_from_marker(
-    seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
+    seen: StateBeforeReset, available: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
     """Return the marker's offsets that Kafka has. Raises MarkerUnreadable unless `named` has all topic-partitions."""
     if seen.marker is None:
-        if named is not None and named.keys() == now.first.keys():
+        if named is not None and named.keys() == available.first.keys():
             return {}
         raise MarkerUnreadable(
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    same = keep_same_topics(seen.marker.offsets, seen.marker.source, now.source)
-    return clamp_to_available(clamp_to_truncations(same, now), now)
+    same = keep_same_topics(seen.marker.offsets, seen.marker.source, available.source)
+    return clamp_to_available(clamp_to_truncations(same, available), available)
 
 
-def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
+def check_available(offsets: Offsets, available: AvailableOffsets) -> None:
     """Raise NotInKafka unless each offset is from `first` to `end`, inclusive."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
-        if tp not in now.first:
-            known = ", ".join(sorted(f"{t}-{p}" for t, p in now.first))
+        if tp not in available.first:
+            known = ", ".join(sorted(f"{t}-{p}" for t, p in available.first))
             raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
-        if not now.first[tp] <= offset <= now.end[tp]:
+        if not available.first[tp] <= offset <= available.end[tp]:
             raise NotInKafka(
-                f"{topic}-{partition}: {offset} is not in the range that Kafka has, {now.first[tp]} to {now.end[tp]}"
+                f"{topic}-{partition}: {offset} is not in the range that Kafka has, "
+                f"{available.first[tp]} to {available.end[tp]}"
             )
 
 
@@ -125,7 +128,7 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 
 
 def describe_consequences(
-    spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
+    spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, available: AvailableOffsets
 ) -> list[str]:
     sentences = []
     if seen.rolled_back:
@@ -137,7 +140,7 @@ def describe_consequences(
             "It is unknown which records the table has, and therefore which will be skipped or repeated: "
             f"{seen.unknown}."
         )
-    for topic in _recreated_topics(seen, now):
+    for topic in _recreated_topics(seen, available):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
     skipped, missing = sum(m.skipped for m in plan), sum(m.deleted for m in plan)
     repeated = sum(m.repeated for m in plan)
@@ -161,13 +164,17 @@ def describe_consequences(
     return sentences
 
 
-def _recreated_topics(seen: StateBeforeReset, now: AvailableOffsets) -> list[str]:
+def _recreated_topics(seen: StateBeforeReset, available: AvailableOffsets) -> list[str]:
     if seen.source is None:
         return []
-    topics = sorted(now.source.topic_ids)
-    if seen.source.cluster_id != now.source.cluster_id:
+    topics = sorted(available.source.topic_ids)
+    if seen.source.cluster_id != available.source.cluster_id:
         return topics
-    return [t for t in topics if seen.source.topic_ids.get(t, now.source.topic_ids[t]) != now.source.topic_ids[t]]
+    return [
+        t
+        for t in topics
+        if seen.source.topic_ids.get(t, available.source.topic_ids[t]) != available.source.topic_ids[t]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,25 +205,25 @@ def build_action_state(status: StreamState | None, history: TableHistory | None,
     )
 
 
-def possible_actions(spec: StreamSpec, now: ActionState) -> tuple[PageAction, ...]:
-    return tuple(action for action in _list_candidates(now) if find_refusal(action, spec, now) is None)
+def possible_actions(spec: StreamSpec, state: ActionState) -> tuple[PageAction, ...]:
+    return tuple(action for action in _list_candidates(state) if find_refusal(action, spec, state) is None)
 
 
-def _list_candidates(now: ActionState) -> Iterator[PageAction]:
-    yield PageAction.RESUME if now.paused else PageAction.PAUSE
-    if now.given_up and not now.paused:
+def _list_candidates(state: ActionState) -> Iterator[PageAction]:
+    yield PageAction.RESUME if state.paused else PageAction.PAUSE
+    if state.given_up and not state.paused:
         yield PageAction.RESUME
     yield PageAction.RESTART
-    if now.marker is not None or not now.is_read:
+    if state.marker is not None or not state.is_read:
         yield PageAction.RESET
     yield PageAction.BACKFILL
-    if now.backfill is not None and now.backfill.is_open:
+    if state.backfill is not None and state.backfill.is_open:
         yield PageAction.ABANDON
-    if now.has_dead_letters:
+    if state.has_dead_letters:
         yield PageAction.REPLAY
 
 
-def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str | None:
+def find_refusal(action: PageAction, spec: StreamSpec, state: ActionState) -> str | None:
     """Return why a backfill or replay is not possible now; None if it is possible, and for all other actions."""
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
@@ -226,10 +233,10 @@ def find_refusal(action: PageAction, spec: StreamSpec, now: ActionState) -> str 
         return None
     check_other, check_marker = checks[action]
     try:
-        check_coordinates(spec, table_has_coordinates=now.coordinates)
-        check_other(now.backfill)
-        if now.is_read:
-            check_marker(spec, now.marker)
+        check_coordinates(spec, table_has_coordinates=state.coordinates)
+        check_other(state.backfill)
+        if state.is_read:
+            check_marker(spec, state.marker)
     except FrazilError as error:
         return str(error)
     return None
@@ -242,34 +249,36 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str) -> PreparedAct
         seen = read_state_before_reset(opened.tables)
         if seen.marker_text is None:
             raise AdoptionRequired(f"stream {spec.name!r} has not started, so it has no position to reset")
-        now = fetch_available(kafka, seen.marker)
-        target = find_target_offsets(wanted, seen=seen, now=now, kafka=kafka)
-    plan = compute_moves(spec, target, seen=seen, now=now)
-    says = describe_consequences(spec, plan, seen=seen, now=now)
+        available = fetch_available(kafka, seen.marker)
+        target = find_target_offsets(wanted, seen=seen, available=available, kafka=kafka)
+    plan = compute_moves(spec, target, seen=seen, available=available)
+    consequences = describe_consequences(spec, plan, seen=seen, available=available)
     # Without the target: the end of a topic moves while the user reads the plan.
     version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
-        return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
+        return carry_out_reset(
+            open_stream(spec).tables, wanted, target, plan=plan, seen=seen, available=available, by=by
+        )
 
-    return PreparedAction(tuple(says), version_token, carry_out)
+    return PreparedAction(tuple(consequences), version_token, carry_out)
 
 
 def compute_moves(
-    spec: StreamSpec, target: Offsets, *, seen: StateBeforeReset, now: AvailableOffsets
+    spec: StreamSpec, target: Offsets, *, seen: StateBeforeReset, available: AvailableOffsets
 ) -> tuple[OffsetMove, ...]:
     """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
     marker = seen.marker
     if marker and marker.routed is not None and not (spec.sinks.has_routed_tables and spec.sinks.mode.merges):
-        held = keep_same_topics(marker.offsets, marker.source, now.source)
-        if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
+        held = keep_same_topics(marker.offsets, marker.source, available.source)
+        if again := sum(move.repeated for move in list_moves(target, held=held, available=available)):
             raise SpecError(
                 f"stream {spec.name!r} has or had a route. This reset would make it read "
                 f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
                 f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
                 f"and `frazil backfill {spec.name}`"
             )
-    return list_moves(target, held=keep_same_topics(seen.held, seen.source, now.source), available=now)
+    return list_moves(target, held=keep_same_topics(seen.held, seen.source, available.source), available=available)
 
 
 def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
@@ -279,10 +288,12 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     *,
     plan: Sequence[OffsetMove],
     seen: StateBeforeReset,
-    now: AvailableOffsets,
+    available: AvailableOffsets,
     by: str,
 ) -> Marker:
-    marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, truncated_at=now.truncated_at)
+    marker = marker_changes.reset(
+        tables, target=target, source=available.source, seen=seen, truncated_at=available.truncated_at
+    )
     record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 

@@ -69,7 +69,7 @@ class Period:
     def span_ms(self) -> int:
         """The time span of one point: a chart has a few hundred points."""
         hours = -((self.begin_ms - self.end_ms) // (60 * MINUTE_MS))
-        return next((n for most, n in ((6, 1), (24, 10), (7 * 24, 60)) if hours <= most), 120) * MINUTE_MS
+        return next((n for max_hours, n in ((6, 1), (24, 10), (7 * 24, 60)) if hours <= max_hours), 120) * MINUTE_MS
 
     def contains(self, at_ms: int) -> bool:
         return self.begin_ms <= at_ms < self.end_ms

@@ -189,18 +189,10 @@ def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) ->
     newest = [_snapshot_event(snapshot) for snapshot in ordered[-MAX_SNAPSHOTS:]]
     expiries = [
         TimelineEvent(
-            outcome.at_ms,
-            "expiry",
-            "expiry",
-            None,
-            0,
-            f"{outcome.numbers.get('snapshots-expired', 0):,.0f} snapshots expired",
+            run.at_ms, "expiry", "expiry", None, 0, f"{run.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
         )
-        for outcome in past
-        if outcome.action == DueAction.EXPIRY
-        and outcome.ending is Ending.DONE
-        and newest
-        and outcome.at_ms >= newest[0].at_ms
+        for run in past
+        if run.action == DueAction.EXPIRY and run.ending is Ending.DONE and newest and run.at_ms >= newest[0].at_ms
     ]
     return tuple(sorted((*newest, *expiries), key=lambda event: event.at_ms))
 
@@ -286,12 +278,12 @@ def search_routed(
     shown_problems = problems or {}
     if not names and not shown_problems:
         return None
-    every = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
+    listed = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
     words = search.lower().split()
-    found = [name for name in every if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
+    found = [name for name in listed if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
     shown = (
         RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
         for name in found
     )
-    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(listed))

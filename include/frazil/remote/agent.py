@@ -263,9 +263,9 @@ class Agent:
 
     def _current_order(self) -> Order | None:
         """Return the current order. Raises Fenced if another agent has ordered a newer driver."""
-        now = self._folder.order()
-        if now is None or self._order is None or now.id == self._order.id:
-            return now or self._order
+        order = self._folder.order()
+        if order is None or self._order is None or order.id == self._order.id:
+            return order or self._order
         stream = self._inputs.spec.name
         raise Fenced(
             f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "

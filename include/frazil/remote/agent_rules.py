@@ -109,8 +109,8 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
 
 def _describe_end(ending: str, status: DriverStatus) -> str:
     """Return how the driver ended, and why the cluster ended it."""
-    whys = (status.reason if status.state is DriverState.GONE else None, status.cause)
-    return "; ".join([ending, *(reason for reason in whys if reason and reason not in ending)])
+    reasons = (status.reason if status.state is DriverState.GONE else None, status.cause)
+    return "; ".join([ending, *(reason for reason in reasons if reason and reason not in ending)])
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:

@@ -212,8 +212,8 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     feeds = find_feeds(table, specs, decided)
     cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
-        nothing = WindowDecision((), {}, None, None, _behind_message(spec.table.identifier))
-        return Assessment(table, tuple(specs), grain, feeds, signals, nothing)
+        behind = WindowDecision((), {}, None, None, _behind_message(spec.table.identifier))
+        return Assessment(table, tuple(specs), grain, feeds, signals, behind)
     with translate_catalog_errors(table.catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
@@ -351,15 +351,15 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
         cursor = signals.cursor
         held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
         with translate_catalog_errors(catalog.name):
-            now = catalog.load_table(table)
-        head = head_of(now.metadata)
+            reloaded = catalog.load_table(table)
+        head = head_of(reloaded.metadata)
         if cursor is None or held is None or held.sent or head is None:
             raise SpecError(
                 f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held windows"
             )
-        if _is_behind(now, cursor):
+        if _is_behind(reloaded, cursor):
             raise CommitUnavailable(_behind_message(table))
-        rows = count_rows(now, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
+        rows = count_rows(reloaded, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
             held,
             state=SignalState.RELEASED,

@@ -103,16 +103,16 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
     kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
     for union, of_union in groupby(kept, lambda details: _find_union(details["loc"])):
-        tried = list(of_union)
-        inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
+        branches = list(of_union)
+        inside = [details for details in branches if len(details["loc"]) > len(union) + 1]
         if union and not inside:
-            merged = [problem for details in tried for problem in _translate_error(details, declared)]
+            merged = [problem for details in branches for problem in _translate_error(details, declared)]
             words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in merged]
             kinds, _, hints = zip(*(word.partition("; ") for word in words), strict=True)
             message = "; ".join([f"is neither {' nor '.join(kinds)}", *filter(None, hints)])
             problems.append(Problem(merged[0].key, merged[0].value, message))
         else:
-            shown = inside if union else tried
+            shown = inside if union else branches
             problems += (problem for details in shown for problem in _translate_error(details, declared))
     return problems
 
@@ -306,14 +306,9 @@ def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> s
     location = _remove_union_members(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
-        columns, depth = _find_value(declared, path), len(path)
-        if (
-            location[:depth] == path
-            and isinstance(columns, Mapping)
-            and location[depth:]
-            and isinstance(location[depth], int)
-        ):
-            parts[depth] = str(list(columns)[int(location[depth])])
+        columns, n = _find_value(declared, path), len(path)
+        if location[:n] == path and isinstance(columns, Mapping) and location[n:] and isinstance(location[n], int):
+            parts[n] = str(list(columns)[int(location[n])])
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 

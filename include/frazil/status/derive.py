@@ -228,8 +228,8 @@ def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int
         problems.append(found)
     if known.state is State.GIVEN_UP and given_up and (not observed.launch or observed.launch.id == given_up.subject):
         when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
-        then = f"once the cause is fixed, `frazil resume {known.name}` starts the writer"
-        problems.append(Failure(f"the supervisor gave up {when}; {then}"))
+        remedy = f"once the cause is fixed, `frazil resume {known.name}` starts the writer"
+        problems.append(Failure(f"the supervisor gave up {when}; {remedy}"))
     return problems
 
 
@@ -272,7 +272,7 @@ def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
 
 
 def slow_after_ms(spec: StreamSpec) -> int:
-    """Return how much longer than its interval a batch may take without attention. Starts and backlogs take longer."""
+    """Return how far a batch may exceed its interval before it needs attention: starts and backlogs are normal."""
     return max(MIN_SLOW_MS, spec.commit.interval // timedelta(milliseconds=2))
 
 
@@ -308,8 +308,8 @@ def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> 
 def _outage(known: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: int) -> _StateAndReason:
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
-    works = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
-    outlook = f"nothing is lost, and the writer continues by itself once it {works}"
+    verb = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
+    outlook = f"nothing is lost, and the writer continues by itself once it {verb}"
     if known.writer.only_users_start:
         outlook = f"nothing is lost. The writer tries again; if it has ended, `frazil run {known.name}` starts it"
     match known.state:

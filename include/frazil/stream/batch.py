@@ -360,12 +360,12 @@ class BatchRunner:
             self.distributor.continue_after(journal)
             if self.spec.commit.throttle != "off":
                 measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
-                before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
-                self.throttle = now
+                before, after = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
+                self.throttle = after
                 pressed = before is not None and before.reason is not None
-                if pressed or now.reason:
-                    self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-                stretch = now.stretch
+                if pressed or after.reason:
+                    self.emit(ThrottleEvaluated(after.reason, stretch=after.stretch, was_under_pressure=pressed))
+                stretch = after.stretch
             task_s = [answer.seconds for answer in answers]
             update_rates(self.run_folder, journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything

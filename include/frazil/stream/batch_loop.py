@@ -87,7 +87,7 @@ class BatchLoop:
     def is_left_unread(self, tp: TopicPartition) -> bool:
         """Return whether the partition's records cannot be read: its topic is gone, or a source transaction is open."""
         planner, offset = self.planner, self.runner.marker.offsets.get(tp, 0)
-        return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, offset))
+        return planner is not None and (planner.is_deleted(tp[0]) or planner.is_held_back(tp, offset))
 
     def _create_planner(self) -> BatchPlanner:
         """Create the epoch's planner. Clears the report and the stretched commit interval of an earlier epoch."""

@@ -81,8 +81,8 @@ class AcceptedRejects:
 
 def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
     source = {"cluster-id": accepted.source.cluster_id, "topic-ids": dict(accepted.source.topic_ids)}
-    who = {"by": accepted.by, "reason": accepted.reason, "at-ms": accepted.at_ms}
-    text = json.dumps({"offsets": nest_by_topic(accepted.offsets), **source, **who})
+    acceptance = {"by": accepted.by, "reason": accepted.reason, "at-ms": accepted.at_ms}
+    text = json.dumps({"offsets": nest_by_topic(accepted.offsets), **source, **acceptance})
     tables.store.put(_path(tables.journals), text.encode())
 
 

@@ -65,8 +65,8 @@ class RecentSizes:
         return replace(self, bytes=_keep_largest(kept), files_alone=_moving_average(self.files_alone, alone))
 
 
-def _moving_average(before: float, now: float) -> float:
-    return before + NEWEST_WEIGHT * (now - before)
+def _moving_average(before: float, current: float) -> float:
+    return before + NEWEST_WEIGHT * (current - before)
 
 
 def _keep_largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
@@ -106,10 +106,10 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
         return Distribution(None, "one task writes the batch")
     shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
-    alone = max(round(recent.files_alone), sum(needed.values()))
+    files = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
-    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
-    found = Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
+    reason = f"{len(shares)} live partitions: about {files} files per batch without a shuffle, {apart} with one"
+    found = Distribution(Shuffle(tasks, shares), reason, len(shares), files, apart)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = MIN_RATIO_TO_CONTINUE if before is not None and before.shuffled else MIN_RATIO_TO_BEGIN

@@ -171,7 +171,7 @@ def describe_dropped_table(
     """Return what happened to a table of the route, and what to do. `replacement` is a table that now has the name."""
     target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
     tag = f" (created for {record.value!r})" if record.value is not None else ""
-    whose = f" of the route of {spec.name!r}{tag}" if has else f"{tag}, which the route of {spec.name!r} no longer has,"
+    owner = f" of the route of {spec.name!r}{tag}" if has else f"{tag}, which the route of {spec.name!r} no longer has,"
     newest, kept = _find_leftovers(tables, record)
     if replacement is not None:
         problem = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
@@ -192,7 +192,7 @@ def describe_dropped_table(
     elif record.location:
         ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {record.location}")
     remedy = f"{begin}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
-    return Explanation(f"table {target}{whose} {problem}", remedy)
+    return Explanation(f"table {target}{owner} {problem}", remedy)
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:

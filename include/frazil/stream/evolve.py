@@ -114,10 +114,10 @@ def _use_current_names(
     for change in wanted:
         first, *rest = change.path
         kept_name = first in main.column_names or first not in former
-        now = first if kept_name else find_current_name(main, former[first])
-        if now is None:
+        current_name = first if kept_name else find_current_name(main, former[first])
+        if current_name is None:
             refused.append(RefusedField(change.path, "was dropped from the stream's tables"))
-        elif (renamed := replace(change, path=(now, *rest))) not in kept:
+        elif (renamed := replace(change, path=(current_name, *rest))) not in kept:
             kept.append(renamed)
     return kept, tuple(refused)
 

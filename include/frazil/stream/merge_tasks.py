@@ -79,8 +79,8 @@ class MergeTasks:
         def report(rows: int) -> None:
             nonlocal due
             check_not_abandoned()
-            if (now := time.monotonic()) >= due:
-                due = now + period_s
+            if (now_s := time.monotonic()) >= due:
+                due = now_s + period_s
                 self.progress.write_merged(task, rows=rows)
 
         return report

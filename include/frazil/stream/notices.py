@@ -47,15 +47,15 @@ class Notices:
         Casts and unplaced changes are published again when doubled.
         """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
-        self.counted = now = join_drift([self.committed, *found])
+        self.counted = joined = join_drift([self.committed, *found])
         before = self.reported
-        if now.unknown > before.unknown:
-            self.reported = replace(self.reported, unknown=now.unknown, names=now.names)
-        if now.unplaced > 2 * before.unplaced:
-            self.reported = replace(self.reported, unplaced=now.unplaced)
-        was, total = sum(before.cast.values()), sum(now.cast.values())
-        if now.cast.keys() > before.cast.keys() or total > 2 * was:
-            self.reported = replace(self.reported, cast=now.cast)
+        if joined.unknown > before.unknown:
+            self.reported = replace(self.reported, unknown=joined.unknown, names=joined.names)
+        if joined.unplaced > 2 * before.unplaced:
+            self.reported = replace(self.reported, unplaced=joined.unplaced)
+        was, total = sum(before.cast.values()), sum(joined.cast.values())
+        if joined.cast.keys() > before.cast.keys() or total > 2 * was:
+            self.reported = replace(self.reported, cast=joined.cast)
         for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
             earlier, text = notice(before, table=self.table), notice(self.reported, table=self.table)
             if text != earlier:

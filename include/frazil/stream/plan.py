@@ -183,8 +183,8 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
         return old
     weight = min(0.5, records / 100_000 + 0.1)
 
-    def mix(before: float, now: float) -> float:
-        return before + weight * (now - before)
+    def mix(before: float, current: float) -> float:
+        return before + weight * (current - before)
 
     return replace(
         old,

@@ -146,7 +146,7 @@ class BatchPlanner:
         whole = self.whole_transactions
         return whole is not None and whole.is_stuck and tp in self._read_offsets() and offset >= whole.boundary
 
-    def is_gone(self, topic: str) -> bool:
+    def is_deleted(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
@@ -248,8 +248,10 @@ class BatchPlanner:
         try:
             check_same_source(self.source, found.identity, stream=self.settings.stream)
         except TopicRecreated as error:
-            now = found.identity.topic_ids
-            made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
+            topic_ids = found.identity.topic_ids
+            made_again = {
+                topic for topic, known in self.source.topic_ids.items() if topic_ids.get(topic, known) != known
+            }
             raise TopicRecreated(f"{error}{self._unread_message(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}

@@ -81,14 +81,14 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
         def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
             return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect, divide)]
 
-        for start, _, tried in bisect_failures(len(chunk), attempt):
-            if isinstance(tried, Exception):
-                of, cause = ranges[chunk.range_index[start]], to_safe_error(tried, context)
+        for start, _, result in bisect_failures(len(chunk), attempt):
+            if isinstance(result, Exception):
+                of, cause = ranges[chunk.range_index[start]], to_safe_error(result, context)
                 error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
                 where = (of.topic, of.partition, int(chunk.offsets[start]))
                 found.append(PreviewedRecord(*where, "dead letter", error=error))
             else:
-                found += tried
+                found += result
     targets = {MAIN: spec.table.identifier}
     found = [
         dataclasses.replace(preview, tables=tuple(targets.get(name, name) for name in preview.tables))

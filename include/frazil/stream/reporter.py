@@ -66,8 +66,8 @@ class Reporter:
         limits: StallLimits,
         heartbeats: Heartbeats | None = None,
     ) -> None:
-        now = events.clock_ms()
-        self._emit, self._began_ms, self._measured_ms = events.emit, now, 0
+        now_ms = events.clock_ms()
+        self._emit, self._began_ms, self._measured_ms = events.emit, now_ms, 0
         self._watch = StallWatch(events.stream, limits, emit=events.emit)
         events.add(self.take)
         self._folder, self._clock_ms = folder, events.clock_ms
@@ -77,23 +77,23 @@ class Reporter:
         self._marker: Marker | None = None
         self._future: FutureEventTimes | None = None  # of all batches so far
         self._report: PlannerReport | None = None
-        self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._folder, now))
+        self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._folder, now_ms))
         self._progress: ProgressFolder | None = None
         self._stretch, self._interval_ms = 1.0, limits.interval_ms
         self._staging_since_ms: int | None = None
-        self._checked_log_ms = now
+        self._checked_log_ms = now_ms
         self._counted_at = float("-inf")
         self._merges = False
         self._counts = RecordCounts()  # of the current batch
-        self._phase_since_ms = now
+        self._phase_since_ms = now_ms
         self._state = Heartbeat(
             stream=events.stream,
             pid=os.getpid(),
             spec_fingerprint=fingerprint,
             table=table,
             phase=Phase.STARTING,
-            written_at_ms=now,
-            advanced_at_ms=now,
+            written_at_ms=now_ms,
+            advanced_at_ms=now_ms,
             caught_up_at_ms=self._arrivals.caught_up_at_ms,
         )
         self._counting: threading.Thread | None = None

@@ -318,8 +318,8 @@ class RoutedTables(RouteValues):
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # A replay may run while a writer does, which may have committed to the default table since.
-            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.key.epoch)
-            if is_ahead(marker, now):
+            current = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.key.epoch)
+            if is_ahead(marker, current):
                 raise _table_ahead_error(self.spec, identifier, marker)
         if marker is None:
             self._check_no_waiting_rows(identifier)

@@ -52,11 +52,11 @@ def build_stage_context(
     """Build a batch's staging context. Raises SchemaIncompatible if the declared columns no longer fit a table."""
     # The tables are refreshed, so that changes by others since the last commit apply to the next batch.
     with translate_catalog_errors(tables.main.catalog_name):
-        now = {target: handle.refresh() for target, handle in tables.targets.items()}
-    check_rows_fit(now["main"], now["dead-letters"], spec)
-    main = now["main"]
+        loaded = {target: handle.refresh() for target, handle in tables.targets.items()}
+    check_rows_fit(loaded["main"], loaded["dead-letters"], spec)
+    main = loaded["main"]
     other_names = find_aliases(main.schema(), parse_former_columns(main.properties))
-    dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
+    dead_letters = target_table(loaded["dead-letters"], folder=batch_folder(loaded["dead-letters"], tables.stream, key))
     units = current_units(spec, main.schema(), other_names)
     without = {
         main.schema().find_field(name).field_id
@@ -136,8 +136,8 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
 def _hash_deciding_rules(spec: StreamSpec, context: StageContext, columns: Mapping[str, str]) -> str:
     delete = spec.delete or Delete.model_construct()
     of_rows = (spec.order_by, delete.column) if spec.dedupe is None else (spec.event_time.column,)
-    called = partial(current_column_name, context.main.schema, context.aliases)
-    deciding = [None if name is None else (name, columns.get(called(name))) for name in (*spec.sinks.key, *of_rows)]
+    name_of = partial(current_column_name, context.main.schema, context.aliases)
+    deciding = [None if name is None else (name, columns.get(name_of(name))) for name in (*spec.sinks.key, *of_rows)]
     return _sha256((deciding, delete.values, delete.tombstones, spec.dedupe and spec.dedupe.within))
 
 
@@ -178,16 +178,16 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
     """Return how records change rows, with current column names; None for append streams."""
     if not spec.sinks.mode.replaces_rows:
         return None
-    delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
-    key = tuple(map(called, spec.key))
+    delete, name_of = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
+    key = tuple(map(name_of, spec.key))
     added = {*key, *COORDINATES, LINE_COLUMN}
     return ChangeRules(
         key=key,
         required=tuple(field.name for field in table.fields if field.required and field.name not in added),
-        delete_column=None if delete.column is None else called(delete.column),
+        delete_column=None if delete.column is None else name_of(delete.column),
         delete_values=delete.values,
         tombstones=delete.tombstones,
-        key_fields=tuple(map(called, find_tombstone_fields(spec))),
+        key_fields=tuple(map(name_of, find_tombstone_fields(spec))),
     )
 
 

@@ -189,9 +189,9 @@ class StageRows:
         def report(records: int, delay_s: float) -> None:
             nonlocal due, compiling
             check_not_abandoned()
-            if (now := time.monotonic()) < due and compilation.is_running is compiling:
+            if (now_s := time.monotonic()) < due and compilation.is_running is compiling:
                 return
-            due, compiling = now + period_s, compilation.is_running
+            due, compiling = now_s + period_s, compilation.is_running
             counts = RecordCounts(records, delay_s=delay_s, compiling=compiling)
             self.progress.write(task, counts, epoch=self.context.epoch, batch=self.context.batch)
 

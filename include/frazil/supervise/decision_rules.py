@@ -173,8 +173,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int) -> Decision:
 
 
 def _restart_or_give_up(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision:
-    row = exits_without_commit(observed.exits, window_ms=observed.policy.crash_window_ms)
-    crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
+    exits = exits_without_commit(observed.exits, window_ms=observed.policy.crash_window_ms)
+    crashes = [e for e in exits if e.code not in RESTARTABLE_EXIT_CODES]
     message = f": {exit_.cause}" if exit_.cause else ""
     if len(crashes) >= observed.policy.crash_limit:
         count = format_count(len(crashes), "crash")
@@ -184,8 +184,8 @@ def _restart_or_give_up(observed: DecisionInput, exit_: ExitRecord, *, now_ms: i
     cause = Cause.ENDED if exit_.code == 0 else Cause.CRASHED
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE_EXIT_CODES else cause
     lived = format_elapsed(exit_.ended_at_ms - exit_.started_at_ms)
-    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
-    return _restart_after(observed.policy.backoff_ms(len(row)), exit_, cause, reason, now_ms=now_ms)
+    reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(exits)}{message}"
+    return _restart_after(observed.policy.backoff_ms(len(exits)), exit_, cause, reason, now_ms=now_ms)
 
 
 def _restart_after(wait_ms: int, exit_: ExitRecord, cause: Cause, reason: str, *, now_ms: int) -> Decision:
@@ -226,12 +226,12 @@ def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord) -> bool:
 
 def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision:
     """Restart the writer after a long backoff. Its credentials once worked, and permissions are often restored."""
-    row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
+    exits = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     reason = (
-        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
-        f"same credentials before; last error: {exit_.cause or 'none'}"
+        f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(exits)}, although it committed with "
+        f"the same credentials before; last error: {exit_.cause or 'none'}"
     )
-    return _restart_after(observed.policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
+    return _restart_after(observed.policy.denied_backoff_ms(len(exits)), exit_, Cause.DENIED, reason, now_ms=now_ms)
 
 
 def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
@@ -264,17 +264,17 @@ def consecutive_crashes(observed: DecisionInput, decision: Decision, *, now_ms: 
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
     if not exits or not counts or now_ms - exits[-1].ended_at_ms > observed.policy.crash_window_ms:
         return []
-    row = exits_without_commit(exits, window_ms=observed.policy.crash_window_ms)
+    repeated = exits_without_commit(exits, window_ms=observed.policy.crash_window_ms)
     took_over = observed.process.is_alive and heartbeat is not None and heartbeat.epoch is not None
-    if not (row or took_over or _was_requested(exits[-1])) and exits[-1].code in RESTARTABLE_EXIT_CODES:
-        row = [exits[-1]]
+    if not (repeated or took_over or _was_requested(exits[-1])) and exits[-1].code in RESTARTABLE_EXIT_CODES:
+        repeated = [exits[-1]]
     if not observed.process.is_alive or launch is None or heartbeat is None:
-        return row
-    if _has_service_recovered(row, heartbeat):
+        return repeated
+    if _has_service_recovered(repeated, heartbeat):
         return []
-    longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
+    longest_ms = max((end.ended_at_ms - end.started_at_ms for end in repeated), default=0)
     outlived = heartbeat.lag == 0 and now_ms - launch.launched_at_ms > longest_ms
-    return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
+    return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else repeated
 
 
 def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int) -> ExitRecord | None:
@@ -294,7 +294,7 @@ def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int
     return failed if is_replaced and abs(next_ms - failed.ended_at_ms) <= observed.policy.max_backoff_ms else None
 
 
-def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
+def _has_service_recovered(exits: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """Return whether the service that made writers end responds again.
 
     Kafka responds if the lag is known. Catalog and storage respond if the lag is 0.
@@ -303,7 +303,7 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.cause:
         return False
-    codes, others = {end.code for end in row}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
+    codes, others = {end.code for end in exits}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
     return codes <= KAFKA_EXIT_CODES or (codes <= KAFKA_EXIT_CODES | others and heartbeat.lag == 0)
 
 
@@ -319,8 +319,8 @@ def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms
         return "a user requested a fresh start"
     if exit_.code not in FIXED_BY_TABLE_CHANGE or given_up is None or given_up.subject != exit_.launch_id:
         return None
-    before, now = given_up.table_fingerprint, observed.table_fingerprint
-    return f"the table changed (from {before} to {now})" if before and now and before != now else None
+    before, after = given_up.table_fingerprint, observed.table_fingerprint
+    return f"the table changed (from {before} to {after})" if before and after and before != after else None
 
 
 def _was_requested(exit_: ExitRecord) -> bool:

@@ -138,14 +138,14 @@ class SchemaComparison:
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
         for field in declared.fields:
-            here = (*path, field.name)
+            column_path = (*path, field.name)
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
-                yield self.compare_missing(field, existing, path=here, parent=parent)
-            elif conflict := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
+                yield self.compare_missing(field, existing, path=column_path, parent=parent)
+            elif conflict := self._find_reused_name(table_fields[field.name], path=column_path, parent=parent):
                 yield conflict
             else:
-                yield from self._compare_fields(field, table_fields[field.name], path=here)
+                yield from self._compare_fields(field, table_fields[field.name], path=column_path)
         declared_names = {field.name for field in declared.fields}
         for name, field in table_fields.items():
             is_filled = not path and field.write_default is not None  # as `default_of` fills columns
@@ -163,12 +163,12 @@ class SchemaComparison:
         name, can_declare = declared.name, path[0] in self.user_columns
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
-        if now := self._find_current_name(former_ids):
-            other = f", declare {now} if records use that name" if can_declare else ""
+        if current_name := self._find_current_name(former_ids):
+            other = f", declare {current_name} if records use that name" if can_declare else ""
             return Conflict(
                 path,
-                f"was renamed to {now} in the table; rename it back{other}, or add a new optional column {name} to the "
-                f"table{optional}",
+                f"was renamed to {current_name} in the table; rename it back{other}, or add a new optional column "
+                f"{name} to the table{optional}",
             )
         if former_ids:
             other = "remove it from the declaration, or " if can_declare else ""
@@ -190,14 +190,16 @@ class SchemaComparison:
     def _find_reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
         """Return a conflict if another column now has the declared column's name."""
         had_others = self.history.names[existing.field_id] != {existing.name}
-        now = self._find_current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
-        if not (had_others and now):
+        current_name = self._find_current_name(
+            i for i in self.history.ids[parent, existing.name] if i != existing.field_id
+        )
+        if not (had_others and current_name):
             return None
         return Conflict(
             path,
-            f"is not the same column as before: the earlier column was renamed to {now} in the table, and a new column "
-            f"has its name. Rename both columns back, or accept the table's columns as they are: set the table "
-            f"property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
+            f"is not the same column as before: the earlier column was renamed to {current_name} in the table, and "
+            f"a new column has its name. Rename both columns back, or accept the table's columns as they are: set the "
+            f"table property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
         )
 
     def _find_current_name(self, field_ids: Iterable[int]) -> str | None:

@@ -50,7 +50,10 @@ class FileBounds:
     def may_hold(self, file: DataFile) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         topics, partitions, offsets = (
-            tuple(None if (bound := side.get(field_id)) is None else from_bytes(kind, bound) for side in (lower, upper))
+            tuple(
+                None if (bound := bounds.get(field_id)) is None else from_bytes(kind, bound)
+                for bounds in (lower, upper)
+            )
             for field_id, kind in self._columns
         )
         return any(

@@ -230,7 +230,7 @@ def find_new_folder(
         found = _resolve_location(catalog, identifier, location)
         return TableFolder(found, open_store(found, catalog.properties))
     try:
-        staged = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
+        transaction = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
     except (NoSuchNamespaceError, TableAlreadyExistsError):
         return None
     except (NotImplementedError, RESTError) as error:
@@ -239,7 +239,7 @@ def find_new_folder(
         log.info("cannot determine where the catalog %r would create table %s: %s", catalog.name, identifier, error)
         return None
     # Nothing is created before a commit, which never happens.
-    table = staged._table
+    table = transaction._table
     return TableFolder(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
 
 

@@ -33,8 +33,10 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
     for field in declared.fields:
         if field.name not in former or _has_column(existing, field.name):
             fields.append(field)
-        elif (now := find_current_name(existing, former[field.name])) is not None and now not in names:
-            fields.append(field.model_copy(update={"name": now}))
+        elif (
+            current_name := find_current_name(existing, former[field.name])
+        ) is not None and current_name not in names:
+            fields.append(field.model_copy(update={"name": current_name}))
     return Schema(*fields, schema_id=declared.schema_id)
 
 
@@ -145,8 +147,8 @@ def copy_renames(table: Table, main: Table) -> Table:
     if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}
-    now = {old: find_current_name(main.schema(), field_id) for old, field_id in former.items()}
-    renames = {old: new for old, new in now.items() if new and old in names and new not in names}
+    current_names = {old: find_current_name(main.schema(), field_id) for old, field_id in former.items()}
+    renames = {old: new for old, new in current_names.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
     wanted = ColumnChanges(renames, drops)
     return change_columns(table, wanted, fixed={}) if wanted else table

@@ -352,7 +352,7 @@ def test_a_topic_that_kafka_hides_ends_the_epoch_and_never_counts_as_deleted(pat
     with pytest.raises(AccessDenied, match="may not describe"):
         patterned.after(11)
     assert not patterned.planner.absent
-    assert not patterned.planner.is_gone("u")
+    assert not patterned.planner.is_deleted("u")
 
 
 def test_a_deleted_topic_whose_acls_are_deleted_after_it_stays_deleted(patterned: World):
@@ -361,24 +361,24 @@ def test_a_deleted_topic_whose_acls_are_deleted_after_it_stays_deleted(patterned
         patterned.after(11)
     patterned.kafka.hidden = {"u"}
     patterned.after(11)
-    assert patterned.planner.is_gone("u")
+    assert patterned.planner.is_deleted("u")
 
 
 def test_a_topic_that_is_missing_in_three_polls_is_no_longer_waited_for(patterned: World):
     without(patterned, "u")
     patterned.after(12)
-    assert not patterned.planner.is_gone("u")
+    assert not patterned.planner.is_deleted("u")
     patterned.after(20)
-    assert patterned.planner.is_gone("u")
-    assert not patterned.planner.is_gone("t")
+    assert patterned.planner.is_deleted("u")
+    assert not patterned.planner.is_deleted("t")
 
 
 def test_a_topic_that_disappeared_before_the_planner_started_is_not_waited_for(world: World):
     world.planner.settings = replace(world.planner.settings, topics=TopicPattern("[tu].*"))
     world.after(12)
-    assert not world.planner.is_gone("u")
+    assert not world.planner.is_deleted("u")
     world.after(20)
-    assert world.planner.is_gone("u")
+    assert world.planner.is_deleted("u")
 
 
 def test_a_planner_without_any_topic_waits(tmp_path: Path):

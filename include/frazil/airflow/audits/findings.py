@@ -63,8 +63,8 @@ def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 
 
-def _is_old(kept: Sequence[str], now: str) -> bool:
-    return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > RETENTION
+def _is_old(kept: Sequence[str], current: str) -> bool:
+    return datetime.fromisoformat(current) - datetime.fromisoformat(kept[1]) > RETENTION
 
 
 def _is_finding(kept: Any) -> bool:

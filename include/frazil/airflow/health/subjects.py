@@ -111,10 +111,11 @@ def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
     problem = "cannot be measured" if rule == UNMEASURED else over
-    some = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
+    listed = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
     sentence = (
-        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {problem}: {some}. Run `frazil health "
-        f"{names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix this: check its last runs"
+        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {problem}: {listed}. "
+        f"Run `frazil health {names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix "
+        "this: check its last runs"
     )
     return Reading(rule, len(names), 0, format_count(len(names), "table"), sentence)
 

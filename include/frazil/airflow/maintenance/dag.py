@@ -48,8 +48,8 @@ MAX_ACTIVE_RUNS = 32
 """Maximum number of concurrent runs: a run lasts as long as its slowest table."""
 
 
-def dag_interval(every: Iterable[timedelta]) -> timedelta:
-    return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
+def dag_interval(intervals: Iterable[timedelta]) -> timedelta:
+    return max(MIN_INTERVAL, min([MAX_INTERVAL, *intervals]))
 
 
 def maintenance_dag(

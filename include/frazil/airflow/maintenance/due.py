@@ -44,7 +44,9 @@ class CheckState:
         return None
 
 
-def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckState], *, moment_ms: int) -> list[str]:
+def tables_to_check(
+    intervals: Mapping[str, timedelta], tables: Mapping[str, CheckState], *, moment_ms: int
+) -> list[str]:
     """Return the tables to check, the longest waiting first. A retry of the run checks the same tables."""
 
     def is_due(name: str) -> bool:
@@ -52,9 +54,9 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckSt
             return True
         waited_ms = moment_ms - tables[name].at_ms
         # A time in the future is an error of a clock or a user.
-        return waited_ms <= 0 or timedelta(milliseconds=waited_ms) >= every[name]
+        return waited_ms <= 0 or timedelta(milliseconds=waited_ms) >= intervals[name]
 
-    return sorted(filter(is_due, every), key=lambda name: (tables[name].at_ms if name in tables else -1, name))
+    return sorted(filter(is_due, intervals), key=lambda name: (tables[name].at_ms if name in tables else -1, name))
 
 
 def tables_in_progress(
@@ -113,8 +115,8 @@ def due_tables(
     tables = {name: table for name, value in stored if name in names and (table := CheckState.from_json(value))}
     busy = _find_busy(tables, run, states_of)
     free = [name for name in wanted if name not in busy]
-    every = {name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in free}
-    chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
+    intervals = {name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in free}
+    chosen = tables_to_check(intervals, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES_PER_RUN]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]

@@ -129,7 +129,7 @@ def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collecti
 
 
 def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """Delete orphan files of a table and its dead letters, or of a route. Return its reports, or a route's counts."""
+    """Delete orphan files of a table and its dead-letter table, or of a route. Return the reports or counts."""
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
     return clean_tables(list_maintenance_group(name, streams), streams, store, dry_run=dry_run)

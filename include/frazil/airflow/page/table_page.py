@@ -117,8 +117,8 @@ def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
 
 
 def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: SelectVisible) -> dict[str, list[WindowRun]]:
-    may = set(select_visible({run.dag: run.dag for some in runs.values() for run in some}))
-    return {key: [run for run in some if run.dag in may] for key, some in runs.items()}
+    may = set(select_visible({run.dag: run.dag for window_runs in runs.values() for run in window_runs}))
+    return {key: [run for run in window_runs if run.dag in may] for key, window_runs in runs.items()}
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:

@@ -105,27 +105,13 @@ def signal_complete_windows(table: str, streams: Path, context: Context, *, expe
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
-    for signal in made:
-        word = (
-            "is held by its quality gate"
-            if not signal.sent
-            else "is complete"
-            if signal.revision == 1
-            else "was reopened"
-        )
+    for s in made:
+        word = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
         log.log(
-            logging.INFO if signal.sent else logging.ERROR,
+            logging.INFO if s.sent else logging.ERROR,
             "%s %s %s: revision %s, %s rows, %s of them late, up to %s dead letters, snapshot %s%s",
-            *(
-                signal.table,
-                signal.partition,
-                word,
-                signal.revision,
-                signal.rows,
-                signal.late_rows,
-                signal.dead_letters,
-            ),
-            *(signal.snapshot_id, f"; {signal.note}" if signal.note else ""),
+            *(s.table, s.partition, word, s.revision, s.rows, s.late_rows, s.dead_letters),
+            *(s.snapshot_id, f"; {s.note}" if s.note else ""),
         )
     for waiting in seen[:MAX_EVENTS]:
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)

@@ -102,11 +102,15 @@ class HostedStreamTrigger(UserActionTrigger):
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._open_desired()
-        now = desired.read()
-        if (now.by == CHANGED_BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
+        current = desired.read()
+        if (
+            (current.by == CHANGED_BY and current.reason == self._mark_reason())
+            if current.mode == "paused"
+            else failed_for_it
+        ):
             with suppress(DesiredMoved):  # a later action of a user takes precedence
                 reason = f"the task of run {instance.run_id} was cleared"
-                desired.resume(by=CHANGED_BY, reason=reason, after=now.generation)
+                desired.resume(by=CHANGED_BY, reason=reason, after=current.generation)
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
@@ -173,12 +177,14 @@ class HostedStreamTrigger(UserActionTrigger):
     def _restart(self) -> None:
         """Restart the stream, unless it was paused outside of Airflow."""
         desired = self._open_desired()
-        now = desired.read()
-        if now.mode == "paused" and now.by != CHANGED_BY:
-            self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
+        current = desired.read()
+        if current.mode == "paused" and current.by != CHANGED_BY:
+            self.log.info("%s stays paused, by %s: %s", self.stream, current.by, current.reason)
             return
         with suppress(DesiredMoved):  # a later action of a user takes precedence
-            desired.restart(by=CHANGED_BY, reason=f"the task of run {self._run_id()} was cleared", after=now.generation)
+            desired.restart(
+                by=CHANGED_BY, reason=f"the task of run {self._run_id()} was cleared", after=current.generation
+            )
 
     def _mark_reason(self) -> str:
         return f"the task of run {self._run_id()} was marked"

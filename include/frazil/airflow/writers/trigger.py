@@ -205,8 +205,8 @@ class WriterTrigger(UserActionTrigger):
             self._show(step)
             if step.decision.action == "give up":
                 await run_in_thread(partial(self._announce, step))
-                now = self._stream_state(step)
-                await self._shown.write_final_state(self.task_instance, now.state, now.sentence)
+                state = self._stream_state(step)
+                await self._shown.write_final_state(self.task_instance, state.state, state.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 decision = step.decision
                 yield TriggerEvent(
@@ -240,8 +240,8 @@ class WriterTrigger(UserActionTrigger):
             self._show(step)
 
     def _show(self, step: SupervisionStep) -> None:
-        now = self._stream_state(step)
-        self._shown.show(self.task_instance, now.state, now.sentence)
+        state = self._stream_state(step)
+        self._shown.show(self.task_instance, state.state, state.sentence)
 
     def _stream_state(self, step: SupervisionStep) -> StreamState:
         from frazil.status.derive import derive_from_decision  # loads PyIceberg, which the supervisor has loaded

@@ -125,15 +125,15 @@ class PlaceholderFinder:
             yield pa.array(self._numbers, element)
 
 
-def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of the lists or maps that equal `form`. `elements` has the elements of all lists."""
+def _equal_lists(lists: pa.Array, elements: pa.Array, expected: pa.Array) -> NDArray[np.bool_]:
+    """Return a mask of the lists or maps that equal `expected`. `elements` has the elements of all lists."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
-    rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(form)))
+    rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(expected)))
     if len(rows):
-        there = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(form))).ravel()))
-        wanted = form.take(pa.array(np.tile(np.arange(len(form)), len(rows))))
-        found[rows] = to_mask(pc.equal(there, wanted)).reshape(len(rows), len(form)).all(axis=1)
+        candidates = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(expected))).ravel()))
+        wanted = expected.take(pa.array(np.tile(np.arange(len(expected)), len(rows))))
+        found[rows] = to_mask(pc.equal(candidates, wanted)).reshape(len(rows), len(expected)).all(axis=1)
     return found
 
 

@@ -357,11 +357,13 @@ def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.
 
 def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
     made = []
-    for name, sub in tree.items():
-        if isinstance(sub, tuple):
-            made.append(iceberg.NestedField(sub[1], name, sub[0], required=False))
-        elif isinstance(sub, dict) and sub:
-            made.append(iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(sub, ids)), required=False))
+    for name, subtree in tree.items():
+        if isinstance(subtree, tuple):
+            made.append(iceberg.NestedField(subtree[1], name, subtree[0], required=False))
+        elif isinstance(subtree, dict) and subtree:
+            made.append(
+                iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(subtree, ids)), required=False)
+            )
     return made
 
 

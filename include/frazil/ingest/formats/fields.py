@@ -280,7 +280,7 @@ class FieldsDecoder(FormatDecoder):
                     return (name, *path[end:])
             return None if path[0].lower() in known else path
 
-        new = {there: kind for path, kind in drift.new.items() if (there := moved(path))}
+        new = {path_in: kind for path, kind in drift.new.items() if (path_in := moved(path))}
         wider = {there: kind for path, kind in drift.wider.items() if (there := moved(path))}
         around = {
             (name,)
@@ -531,6 +531,6 @@ def _values_at(array: pa.Array, path: FieldPath) -> pa.Array:
             array = pc.struct_field(array, str(step))
         else:
             offsets = array.offsets.to_numpy()
-            there = array.is_valid().to_numpy(zero_copy_only=False) & (np.diff(offsets) > step)
-            array = array.values.take(pa.array(np.where(there, offsets[:-1] + step, 0), mask=~there))
+            present = array.is_valid().to_numpy(zero_copy_only=False) & (np.diff(offsets) > step)
+            array = array.values.take(pa.array(np.where(present, offsets[:-1] + step, 0), mask=~present))
     return array

@@ -117,12 +117,12 @@ def replace_with_null(
     if numbers:
         number = r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
         pattern = rf'^(?:{number}|" *{number} *")$' if numbers_in_strings else f"^{number}$"
-        some = pc.filter(texts, pc.match_substring_regex(texts, pattern))
-        same = [text for text in pc.unique(some).to_pylist() if Decimal(text.strip('" ')) in numbers]
+        matching = pc.filter(texts, pc.match_substring_regex(texts, pattern))
+        same = [text for text in pc.unique(matching).to_pylist() if Decimal(text.strip('" ')) in numbers]
         found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
     if plain:
-        some = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
-        same = [text for text in pc.unique(some).to_pylist() if _string_content(text) in plain]
+        matching = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
+        same = [text for text in pc.unique(matching).to_pylist() if _string_content(text) in plain]
         found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
     return pc.if_else(pc.fill_null(found, False), pa.scalar(None, texts.type), texts)
 

@@ -61,7 +61,7 @@ class TransactionDecoder:
         """Number of records that `read_ends` could not read. Each may be a transaction's end."""
 
     def read_transactions(self, chunk: RecordChunk) -> list[EventTransaction]:
-        transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
+        transactions = [EventTransaction(unreadable=has_value) for has_value in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
             parts = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
             names = [_nested_column(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]

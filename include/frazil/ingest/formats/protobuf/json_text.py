@@ -93,7 +93,9 @@ class JsonTexts:
     ) -> pa.Array:
         """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
         if not field.field_type.is_primitive:  # a field of another type leaves null
-            parts = [part if there else None for part, there in zip(parts, array.is_valid().to_pylist(), strict=True)]
+            parts = [
+                part if is_valid else None for part, is_valid in zip(parts, array.is_valid().to_pylist(), strict=True)
+            ]
         match kind := field.field_type:
             case iceberg.StructType():
                 children = []
@@ -102,8 +104,8 @@ class JsonTexts:
                     if self._has_json(inner):
                         within = [None if part is None else _subfield(part, inner.name) for part in parts]
                         # Required fields of a null struct do not count as missing.
-                        there = [row if part is not None else -1 for row, part in zip(rows, parts, strict=True)]
-                        child = self._fill_array(child, inner, within, there, f"{path}.{inner.name}")
+                        present_rows = [row if part is not None else -1 for row, part in zip(rows, parts, strict=True)]
+                        child = self._fill_array(child, inner, within, present_rows, f"{path}.{inner.name}")
                     children.append(child)
                 return with_children(array, children, array.type)
             case iceberg.ListType() | iceberg.MapType():

@@ -384,12 +384,12 @@ def read_record(
                 p = after
                 frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3] = message, e, end, next_
                 depth += 1
-                there = nodes[node, tree.FLAG] + entry
-                if shape == code.MAP_ENTRY or not valid[there]:
+                flag = nodes[node, tree.FLAG] + entry
+                if shape == code.MAP_ENTRY or not valid[flag]:
                     cells -= ops[op, code.CELLS]
                     if cells < 0:
                         return code.TOO_MANY, op, start
-                    valid[there] = 1
+                    valid[flag] = 1
                     begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
