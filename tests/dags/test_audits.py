@@ -111,18 +111,18 @@ def test_streams_are_audited_in_parallel_and_no_error_hides_another(
     lose_five_rows(made)
     (tmp_path / "streams" / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
     with caplog.at_level(logging.INFO):
-        wrong = audit_all(["typo", "waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=1, minutes=20)).wrong
-    assert wrong == ["typo", "made"]
+        found = audit_all(["typo", "waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=1, minutes=20))
+    assert found.failing == ["typo", "made"]
     assert "its writer has not committed" in caplog.text
     assert "typo: the audit failed" in caplog.text
-    assert audit_all(["waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=2, minutes=20)).wrong == []
+    assert audit_all(["waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=2, minutes=20)).failing == []
 
 
 def test_an_error_that_stops_the_audits_of_all_streams_is_reported_once(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
     with pytest.raises(FrazilError, match="none of 2 streams could be audited; one: "):
         audit_all(["one", "two"], tmp_path, TEN)
-    assert audit_all(["one"], tmp_path, TEN).wrong == ["one"], "whose own task says it"
-    assert audit_all([], tmp_path, TEN).wrong == []
+    assert audit_all(["one"], tmp_path, TEN).failing == ["one"], "whose own task says it"
+    assert audit_all([], tmp_path, TEN).failing == []
 
 
 @pytest.mark.rotates(2)

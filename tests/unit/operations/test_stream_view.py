@@ -57,7 +57,7 @@ def spec() -> StreamSpec:
 def marker(**changes: Any) -> Marker:
     values: dict[str, Any] = {
         "stream": "ticks",
-        "at": BatchKey(1, 2),
+        "key": BatchKey(1, 2),
         "settled": None,
         "offsets": {("ticks", 0): 10, ("ticks", 1): 20, ("gone", 0): 5},
         "source": SourceIdentity("c", {"ticks": "t"}),
