@@ -119,7 +119,7 @@ def make_database() -> None:
 def exported_names() -> tuple[list[str], set[str]]:
     """Import each name of `frazil.airflow`. Return the names, and the packages that are loaded afterwards."""
     room = importlib.import_module("frazil.airflow")
-    names = [name for name in room.MODULES if getattr(room, name).__name__ == name]
+    names = [name for name in sorted(room.MODULES) if getattr(room, name).__name__ == name]
     return names, {name.split(".")[0] for name in sys.modules}
 
 

@@ -77,7 +77,7 @@ def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
 
 def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
     viewer = AirflowApi.of(airflow, "viewer")
-    assert viewer.dags()
+    viewer.wait_for_dag("hello", timeout_s=120)
     with pytest.raises(EnvironmentUnusable, match="403"):
         viewer.set_paused("hello", True)
 
@@ -91,7 +91,8 @@ def test_frazil_doctor_checks_a_running_airflow(airflow: EmbeddedAirflow, tmp_pa
     without = {**airflow.environment(), "FRAZIL_SPARK_POOL": "nowhere", "FRAZIL_WRITER_QUEUE": "writers"}
     wrong = {one.subject: one for one in doctor.check_airflow(tmp_path, without) if one.state is CheckState.WRONG}
     assert wrong.keys() == {"pool", "triggerer"}
-    assert wrong["pool"].fix == 'airflow pools set nowhere 1 "Spark applications"'
+    home = airflow.environment()["AIRFLOW_HOME"]
+    assert wrong["pool"].fix == f'AIRFLOW_HOME={home} airflow pools set nowhere 1 "Spark applications"'
 
 
 def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:

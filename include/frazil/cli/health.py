@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -284,16 +285,19 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
 
 
 def _group_readings(found: Sequence[TableReport]) -> list[str]:
-    """Return a sentence for each reading; for a rule of many tables, the first sentence and the other tables' names."""
-    by_rule: dict[str, list[tuple[str, str]]] = {}
+    """Return a sentence for each reading; for a rule of many tables, the worst one's and the other tables' names."""
+    by_rule: dict[str, list[tuple[float, str, str]]] = {}
     for report in found:
         for reading in report.beyond:
-            by_rule.setdefault(reading.rule, []).append((report.table, reading.sentence))
+            by_rule.setdefault(reading.rule, []).append((reading.value or 0, report.table, reading.sentence))
     lines = []
     for rule, readings in by_rule.items():
-        shown = len(readings) if len(readings) <= MAX_SUBJECTS else 1
-        lines += [sentence for _, sentence in readings[:shown]]
-        if others := [table for table, _ in readings[shown:]]:
+        shown = len(readings)
+        if shown > MAX_SUBJECTS:
+            shown = 1
+            readings.sort(key=itemgetter(0), reverse=True)
+        lines += [sentence for _, _, sentence in readings[:shown]]
+        if others := [table for _, table, _ in readings[shown:]]:
             names = ", ".join(shorten_list(others, MAX_SUBJECTS, "table"))
             lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(others), 'other table')}: {names}")
     return lines

@@ -176,8 +176,12 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
         last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
         yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
+    # The environment of `frazil dev` has a home of its own, which the user's shell may not have.
+    home = environment.get("AIRFLOW_HOME", "")
+    prefix = f"AIRFLOW_HOME={home} " if home != os.environ.get("AIRFLOW_HOME", "") else ""
     for finding in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(finding["subject"], CheckState(finding["state"]), finding["message"], finding["fix"])
+        fix = f"{prefix if finding['fix'].startswith('airflow ') else ''}{finding['fix']}"
+        yield Finding(finding["subject"], CheckState(finding["state"]), finding["message"], fix)
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -50,8 +50,10 @@ from frazil.timetext import format_elapsed
 log = logging.getLogger(__name__)
 
 MAX_NAMED_TABLES = 5
-_unread_since_ms: dict[tuple[str, str | None, str], int] = {}
-"""The time of the first of consecutive reads that failed, by stream, catalog and table."""
+MAX_GAP_MS = 300_000
+"""Maximum time between two failed reads of one problem."""
+_failed_reads_ms: dict[tuple[str, str | None, str], tuple[int, int]] = {}
+"""The times of the first and the last of consecutive reads that failed, by stream, catalog and table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,11 @@ def read_stream_table(  # noqa: PLR0913 - each choice is an argument
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
         unread = explain_error(Service.TABLE, error, "the table cannot be read")
-        since_ms = _unread_since_ms.setdefault(key, now_ms)
+        since_ms, last_ms = _failed_reads_ms.get(key, (now_ms, now_ms))
+        since_ms = since_ms if now_ms - last_ms <= MAX_GAP_MS else now_ms
+        _failed_reads_ms[key] = since_ms, now_ms
         return TableReading(replace(known, unread=unread, unread_since_ms=since_ms, problems=(unread,)))
-    _unread_since_ms.pop(key, None)
+    _failed_reads_ms.pop(key, None)
     return reading
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
@@ -53,7 +53,7 @@ class ResilientRestCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
         # This is PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
-        _limit_requests(session, TIMEOUT_S if self._is_open else OPEN_TIMEOUT_S)
+        _limit_requests(session, lambda: TIMEOUT_S if self._is_open else OPEN_TIMEOUT_S)
 
     def _create_session(self) -> Session:
         session = super()._create_session()
@@ -73,12 +73,12 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _limit_requests(session: Session, timeout_s: tuple[float, float]) -> None:
+def _limit_requests(session: Session, timeout_s: Callable[[], tuple[float, float]]) -> None:
     send = session.send
 
     def send_limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
-            options["timeout"] = timeout_s
+            options["timeout"] = timeout_s()
         response = send(request, **options)
         is_meaningful = response.ok or response.status_code in (404, 409)
         if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -319,6 +320,22 @@ def test_an_airflow_that_was_not_set_up_is_skipped_and_unchanged(tmp_path: Path)
     found = list(airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path), "PATH": ""}))
     assert states(found) == [CheckState.SKIPPED]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_for_an_airflow_with_another_home_names_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", "/elsewhere")
+    (tmp_path / "airflow.cfg").touch()
+    fixes = ["airflow dags unpause x", "fix the file", ""]
+    found = [{"subject": "dags", "state": "warning", "message": "m", "fix": fix} for fix in fixes]
+    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(found), stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done)
+    shown = [finding.fix for finding in airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})]
+    assert shown == [f"AIRFLOW_HOME={tmp_path} airflow dags unpause x", "fix the file", ""]
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    same = [finding.fix for finding in airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})]
+    assert same == fixes
 
 
 def test_the_command_exits_with_1_if_it_finds_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

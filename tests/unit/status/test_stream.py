@@ -93,6 +93,8 @@ def test_a_table_that_could_not_be_read_needs_an_operator_only_if_reads_fail_for
     found = read_stream_state(spec, now_ms=63_000)
     assert (found.state, found.level) == (State.TABLE_UNREADABLE, Level.TROUBLE)
     assert found.sentence == "the table cannot be read: OSError: no answer"
+    hours_later = read_stream_state(spec, now_ms=10_800_000)
+    assert hours_later.level is Level.TROUBLE, "nobody read the table meanwhile"
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])

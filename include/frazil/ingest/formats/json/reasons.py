@@ -158,9 +158,13 @@ def _check_text(text: bytes, *, kind: iceberg.IcebergType, name: str) -> Reason 
     plain = msgspec.json.encode(content)
     if plain != text and b"\\" not in plain:
         return plain
-    if isinstance(kind, iceberg.FixedType):
+    if isinstance(kind, iceberg.BinaryType | iceberg.FixedType):
         try:
-            return Reason(TYPE_MISMATCH, f"{len(base64.b64decode(content, validate=True))} bytes are not {kind}")
+            value = base64.b64decode(content, validate=True)
         except (binascii.Error, ValueError):
             pass
+        else:
+            if isinstance(kind, iceberg.FixedType) and len(value) != len(kind):
+                return Reason(TYPE_MISMATCH, f"{len(value)} bytes are not {kind}")
+            return b'"%s"' % base64.b64encode(value)  # without superfluous padding
     return Reason(TYPE_MISMATCH, f"{content[:64]!r} is not a valid {name}")
