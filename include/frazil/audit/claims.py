@@ -109,12 +109,12 @@ class OverlappingRanges:
 
 
 def group_overlapping_ranges(
-    audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()
+    audited: Iterable[CommittedRange], other_ranges: Iterable[CommittedRange] = ()
 ) -> list[OverlappingRanges]:
     """Group each audited range with all ranges that overlap it, in order. Skips empty ranges."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
-    marked = [*((r, True) for r in audited), *((r, False) for r in others)]
+    marked = [*((r, True) for r in audited), *((r, False) for r in other_ranges)]
     for r, is_audited in sorted((m for m in marked if m[0].end > m[0].start), key=lambda m: m[0]):
         if r.start >= reach:
             grouped.append(([], []))
@@ -128,8 +128,8 @@ def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         index = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
-        before = chains[index][1] if index < len(chains) else 0
-        chains[index : index + 1] = [(r.end, before + weight)]
+        chain_weight = chains[index][1] if index < len(chains) else 0
+        chains[index : index + 1] = [(r.end, chain_weight + weight)]
     return max((total for _, total in chains), default=0)
 
 
@@ -353,8 +353,8 @@ def _sum_claims(
         replays=_committed_ranges(replays),
         replayed={tp: dict(by_id) for tp, by_id in replayed.items()},
     )
-    kept = _batches_without_accepted_losses(live, claimed, marker)
-    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))
+    remaining = _batches_without_accepted_losses(live, claimed, marker)
+    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, remaining, backfills))
 
 
 _ReadRecord = tuple[Journal, bool, int | None]

@@ -37,7 +37,7 @@ BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about all errors, and about unchecked evidence."""
-    found = [
+    findings = [
         *_report_duplicates(evidence),
         *_report_rows_with_dead_letters(evidence),
         *_report_missing_records(evidence),
@@ -50,7 +50,7 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
         *_report_resets(evidence),
         *_report_limits(evidence),
     ]
-    return tuple(f for f in found if f.count)
+    return tuple(f for f in findings if f.count)
 
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
@@ -61,11 +61,11 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 def count_duplicates(evidence: Evidence) -> int:
     """Return the number of surplus rows. A recreated topic permits one row per topic id."""
-    again, repeated = _permitted_copies(evidence), evidence.rows.repeated
-    at_least = len(repeated - again[0]) if again else len(repeated)
+    permitted, repeated = _permitted_copies(evidence), evidence.rows.repeated
+    at_least = len(repeated - permitted[0]) if permitted else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
         return at_least
-    return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in again))
+    return max(at_least, evidence.rows.copies - sum(len(repeated & offsets) for offsets in permitted))
 
 
 def count_dropped(e: Evidence) -> int:
@@ -91,15 +91,15 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 def count_rows(e: Evidence) -> int:
     """Return the number of rows of the audited commits. Omits rows of topic ids that only other periods have."""
-    rows, others = 0, list[int]()
+    rows, other_rows = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
         for topic_id, (lowest, highest) in group.bounds(_row_claims(e).claimed).items():
             if topic_id in audited:
                 rows += highest
             else:
-                others.append(lowest)
-    return max(0, min(e.rows.rows - sum(others), rows + count_duplicates(e))) if others else e.rows.rows
+                other_rows.append(lowest)
+    return max(0, min(e.rows.rows - sum(other_rows), rows + count_duplicates(e))) if other_rows else e.rows.rows
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
@@ -114,18 +114,18 @@ def _permitted_copies(e: Evidence) -> list[BitMap64]:
 
 
 def _report_duplicates(e: Evidence) -> Iterable[Finding]:
-    again, count = _permitted_copies(e), count_duplicates(e)
-    named = e.rows.repeated - again[0] if again else e.rows.repeated
-    unnamed = f"{', or ' if named else ''}at offsets that a former topic of this name also had"
-    where = format_at_offsets(named) + (unnamed if again and count > len(named) else "")
+    permitted, count = _permitted_copies(e), count_duplicates(e)
+    repeated = e.rows.repeated - permitted[0] if permitted else e.rows.repeated
+    unnamed = f"{', or ' if repeated else ''}at offsets that a former topic of this name also had"
+    where = format_at_offsets(repeated) + (unnamed if permitted and count > len(repeated) else "")
     yield _report_surplus_rows(e, e.tables, count, where)
     yield from _report_duplicate_dead_letters(e)
 
 
 def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
-    named = e.dead_letters.repeated - e.rewritten_offsets
+    repeated = e.dead_letters.repeated - e.rewritten_offsets
     yield _report_surplus_rows(
-        e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, format_at_offsets(named)
+        e, "the dead-letter table", len(repeated) if e.rewritten else e.dead_letters.copies, format_at_offsets(repeated)
     )
 
 
@@ -135,10 +135,10 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 
 def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
-    both = e.rows_with_dead_letters
-    offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
+    offsets_in_both = e.rows_with_dead_letters
+    offsets, where = format_count(len(offsets_in_both), "offset", "is|are"), format_at_offsets(offsets_in_both)
     sentence = f"{offsets} in the table and in the dead-letter table, {where}"
-    yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
+    yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(offsets_in_both), sentence)
 
 
 def _report_missing_records(e: Evidence) -> Iterable[Finding]:
@@ -152,17 +152,17 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen
-    more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
-    extra = sum(max(0, n) for n in more) if is_counted_once(e) else 0
+    surpluses = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
+    extra = sum(max(0, n) for n in surpluses) if is_counted_once(e) else 0
     sentence = f"a table has {format_count(extra, 'record')} that the commit records count as dropped by the transform"
     yield _make_finding(e, FindingKind.MISCOUNTED, extra, sentence)
     if e.kafka is None:
         return
-    others = e.in_no_table - e.kafka.dropped - e.missing
+    absent = e.in_no_table - e.kafka.dropped - e.missing
     yield _make_finding(
-        e, FindingKind.NOT_COMPARED, len(others),
-        f"{format_count(len(others), 'record', 'is|are')} in no table, and the declared transform would not drop them. "
-        f"An earlier transform dropped them, or they are lost: {_format_offsets(others)}",
+        e, FindingKind.NOT_COMPARED, len(absent),
+        f"{format_count(len(absent), 'record', 'is|are')} in no table, and the declared transform would not drop them. "
+        f"An earlier transform dropped them, or they are lost: {_format_offsets(absent)}",
     )  # fmt: skip
 
 
@@ -170,11 +170,11 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.truncated_at is None:
         return
     offset = e.kafka.truncated_at
-    others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - e.rewritten_offsets)
+    count = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - e.rewritten_offsets)
     yield _make_finding(
-        e, FindingKind.LOG_TRUNCATED, max(others, 1),
+        e, FindingKind.LOG_TRUNCATED, max(count, 1),
         f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the records "
-        f"of the table's rows are lost, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
+        f"of the table's rows are lost, and {format_count(count, 'newer record', 'is|are')} in no table. To continue "
         "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 
@@ -183,11 +183,11 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
     """Report rows without a commit record. Older rows than the first commit record count as not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
-    before = e.rows.seen & offset_bitmap(0, begin)
-    rows = format_count(len(before), "row")
+    unclaimed_rows = e.rows.seen & offset_bitmap(0, begin)
+    rows = format_count(len(unclaimed_rows), "row")
     sentence = f"cannot check {rows} before offset {begin:,}, where the first commit record begins"
-    yield _make_finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
-    unclaimed = e.rows.seen - claimed - before - e.rewritten_offsets
+    yield _make_finding(e, FindingKind.NOT_COMPARED, len(unclaimed_rows), sentence)
+    unclaimed = e.rows.seen - claimed - unclaimed_rows - e.rewritten_offsets
     rows = format_count(len(unclaimed), "row")
     sentence = f"no commit covers {rows} {format_at_offsets(unclaimed)}; the stream's position is {e.marker:,}"
     yield _make_finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
@@ -284,10 +284,10 @@ def _report_count_differences(table: _TableClaims) -> Iterable[Finding]:
     )  # fmt: skip
     if first is not None:
         fewer_words = [f"is missing {format_count(fewer, table.name)} that the commit records count"] if fewer else []
-        has = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
+        surplus_words = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
         where = _locate(first, BitMap64() if more else offsets, is_exact=len(offsets) == fewer and not more)
         where += "; `--source` names them" if fewer and e.kafka is None and len(offsets) != fewer else ""
-        sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
+        sentence = f"{e.tables} {' and '.join(fewer_words + surplus_words)}, {where}"
         yield _make_finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
@@ -368,12 +368,12 @@ def _report_resets(e: Evidence) -> Iterable[Finding]:
     pending = offset_bitmap(e.marker, max((r.end for r in current), default=0)) if e.covers_history else BitMap64()
     until = math.inf
     for epoch, at_ms in e.reset_times.items():  # newest first: only the newest reset explains the position
-        before = claimed_offsets(r for r in current if r.epoch is not None and r.epoch < epoch)
+        claimed_before = claimed_offsets(r for r in current if r.epoch is not None and r.epoch < epoch)
         since = claimed_offsets(r for r in current if r.epoch is not None and epoch <= r.epoch < until)
-        again, pending, until = before & (since | pending), BitMap64(), epoch
-        offsets = _format_offsets(again)  # a reset to a later position may also be below committed offsets
+        read_again, pending, until = claimed_before & (since | pending), BitMap64(), epoch
+        offsets = _format_offsets(read_again)  # a reset to a later position may also be below committed offsets
         sentence = f"since the reset of {format_utc(at_ms)}, the stream reads committed offsets again: {offsets}"
-        yield _make_finding(e, FindingKind.READ_AGAIN, len(again), sentence)
+        yield _make_finding(e, FindingKind.READ_AGAIN, len(read_again), sentence)
 
 
 def _report_not_compared(e: Evidence) -> Iterable[Finding]:
@@ -412,11 +412,11 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         skipped = format_count(len(holes), "offset", "was|were")
         sentence = f"{skipped} skipped, by a reset, source.start or source.on-gap: {_format_offsets(holes)}"
         yield _make_finding(e, FindingKind.SKIPPED, len(holes), sentence)
-    again = e.rewritten_offsets
+    reused = e.rewritten_offsets
     yield _make_finding(
-        e, FindingKind.NOT_COMPARED, len(again),
-        f"Kafka assigned {format_count(len(again), 'offset')} to a second record, because its log was truncated, or a "
-        f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
+        e, FindingKind.NOT_COMPARED, len(reused),
+        f"Kafka assigned {format_count(len(reused), 'offset')} to a second record, because its log was truncated, or a "
+        f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(reused)}",
     )  # fmt: skip
     if e.kafka is not None:
         of_ranges = (g.bounds(lambda r: r.records + e.replayed_of(r)).items() for g in e.groups)
@@ -474,15 +474,15 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     """Compare a stream's rows with commit records if it has no coordinates."""
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
-    found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
+    findings = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
     is_equal = rows == claimed + adopted
-    if others := other_streams or (0 if is_equal else forgotten):
+    if other_count := other_streams or (0 if is_equal else forgotten):
         sentence = (
-            f"{format_count(others, 'other stream')} wrote to the table, so frazil cannot count this stream's rows"
+            f"{format_count(other_count, 'other stream')} wrote to the table, so frazil cannot count this stream's rows"
         )
-        found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
+        findings.append(Finding(FindingKind.NOT_COMPARED, other_count, sentence, stream))
     elif not is_equal:
-        before = f", in addition to {adopted:,} that were adopted" if adopted else ""
-        sentence = f"the table has {format_count(rows, 'row')}, but the commit records count {claimed:,}{before}"
-        found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
-    return tuple(found)
+        adopted_text = f", in addition to {adopted:,} that were adopted" if adopted else ""
+        sentence = f"the table has {format_count(rows, 'row')}, but the commit records count {claimed:,}{adopted_text}"
+        findings.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
+    return tuple(findings)

@@ -99,5 +99,5 @@ class Audit:
     def errors(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.kind.is_wrong)
 
-    def with_findings(self, more: Iterable[Finding]) -> Audit:
-        return replace(self, findings=(*self.findings, *more))
+    def with_findings(self, findings: Iterable[Finding]) -> Audit:
+        return replace(self, findings=(*self.findings, *findings))

@@ -55,9 +55,9 @@ class KafkaLogs:
     def report_not_committed(self, spec: StreamSpec, marker: Marker) -> Iterator[Finding]:
         """Report the records after the stream's position. They are not compared."""
         ends = {tp: end.stable for tp, end in self.ends.items() if tp not in self.truncated}
-        known = {tp for tp in ends if not _explain_not_comparable(tp[0], marker.source, self.topics, spec)}
+        comparable = {tp for tp in ends if not _explain_not_comparable(tp[0], marker.source, self.topics, spec)}
         position = {tp: max(offset, self.first.get(tp, 0)) for tp, offset in marker.offsets.items()}
-        if unread := count_unread(position, self.first, {tp: ends[tp] for tp in known}):
+        if unread := count_unread(position, self.first, {tp: ends[tp] for tp in comparable}):
             sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
             yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
 
@@ -108,17 +108,17 @@ def _find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
-    found = dict(find_truncations(kafka, position, marker.leader_epochs))
+    truncations = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)
     for tp, parts in ranges.items():
         for r in parts:
             if r.leader_epoch is not None:
                 reached[tp][r.leader_epoch] = max(r.end, reached[tp][r.leader_epoch])
-    left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
-    while left:
-        requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
+    untried = {tp: sorted(ends.items()) for tp, ends in reached.items()}
+    while untried:
+        requested = {tp: (end, epoch) for tp, ends in untried.items() for epoch, end in ends[:1]}
         for tp, offset in kafka.truncation_offsets(requested).items():
             if not any(start <= offset and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
-                found[tp] = min(offset, found.get(tp, offset))
-        left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
-    return found
+                truncations[tp] = min(offset, truncations.get(tp, offset))
+        untried = {tp: ends[1:] for tp, ends in untried.items() if ends[1:]}
+    return truncations

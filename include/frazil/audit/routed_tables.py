@@ -120,9 +120,9 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
             tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
         }
     step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, candidate_names))
-    found = run_in_parallel(step, targets)
-    more = sorted({entry.renamed for entry in found if entry.renamed} - {*targets})
-    return (*found, *(run_in_parallel(step, more) if more else ()))
+    first_reads = run_in_parallel(step, targets)
+    renamed = sorted({entry.renamed for entry in first_reads if entry.renamed} - {*targets})
+    return (*first_reads, *(run_in_parallel(step, renamed) if renamed else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
     """Read a table. Reads it again if a waiting file has disappeared, because its rows were committed."""
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READ_ATTEMPTS):
-        found = _read_rows(search, waiting, target)
-        if not (found.problem and (search.replays.last or has_waiting_files(search.tables, waiting, target))):
+        rows = _read_rows(search, waiting, target)
+        if not (rows.problem and (search.replays.last or has_waiting_files(search.tables, waiting, target))):
             break
-    return found
+    return rows
 
 
 def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
     tables, within = search.tables, search.within
     problem, renamed_to, default_io = None, None, tables.main.current().io
-    found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
+    tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
     table: Table | None = None
     try:
         table = tables.handle(target).refresh()
@@ -165,7 +165,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"another table has this name: it does not have {', '.join(columns)}"
         else:
-            found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
+            tallies.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
     if table is None:  # also read rows that wait in the table's own folder: they are not lost with the table
         missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
     else:
@@ -180,11 +180,11 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
     for file, from_io in files:
         try:
             for tp, tally in tally_files(from_io, [file.path], within).items():
-                found[tp].merge(tally)
+                tallies[tp].merge(tally)
                 waits += tally.rows
         except FileNotFoundError:
             problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
-    return RoutedRows(target, dict(found), waits, problem, renamed_to, None if problem else table)
+    return RoutedRows(target, dict(tallies), waits, problem, renamed_to, None if problem else table)
 
 
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
@@ -198,11 +198,11 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
 
 def _missing_table_message(tables: StreamTables, target: Target, record: RoutedTableRecord | None) -> str:
     catalog, newest = tables.main.catalog_name, None if record is None else newest_remaining_metadata(tables, record)
-    again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
+    command = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route still declares this "
         f"name, `frazil route {tables.stream}` shows the remedy. If not, rename the table back, declare its new name "
-        f"in route.tables, or register it again{again}"
+        f"in route.tables, or register it again{command}"
     )
 
 
@@ -233,29 +233,29 @@ def compare_table_counts(
         waiting[entry.renamed or entry.target] += entry.waiting
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
-            has = format_count(rows - waiting[name], "row")
+            row_text = format_count(rows - waiting[name], "row")
             waits = f" and {format_count(waiting[name], 'row', 'waits|wait')} for it," if waiting[name] else ""
-            sentence = f"the table has {has},{waits} but commit records count {expected:,}"
+            sentence = f"the table has {row_text},{waits} but commit records count {expected:,}"
             yield Finding(FindingKind.MISCOUNTED, abs(rows - expected), sentence, name)
 
 
 def join_table_counts(
-    notes: tuple[Finding, ...], found: tuple[Finding, ...], dead_letters: Collection[Finding]
+    notes: tuple[Finding, ...], findings: tuple[Finding, ...], dead_letters: Collection[Finding]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Join the findings by table (`notes`) with those by partition (`found`), if both report the same number of rows.
+    """Join findings by table (`notes`) with findings by partition (`findings`) that report the same number of rows.
 
-    Does not join findings of many partitions, or `dead_letters`, which are the findings in `found` without rows.
+    Does not join findings of many partitions, or `dead_letters`, which are the findings in `findings` without rows.
     """
     by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
     rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
-    by_partition = [f for f in found if f.kind in rows and f not in dead_letters]
+    by_partition = [f for f in findings if f.kind in rows and f not in dead_letters]
     same = sum(f.count for f in by_table) == sum(f.count for f in by_partition)
     if not by_table or not same or len(by_partition) > MAX_JOINED_PARTITIONS:
-        return notes, found
+        return notes, findings
     where = "; ".join(f"{f.where}: {f.sentence}" for f in by_partition)
     last = replace(by_table[-1], kind=by_partition[0].kind, sentence=f"{by_table[-1].sentence}. By partition: {where}")
-    others = tuple(f for f in notes if f is not by_table[-1])
-    return (*others, last), tuple(f for f in found if f not in by_partition)
+    other_notes = tuple(f for f in notes if f is not by_table[-1])
+    return (*other_notes, last), tuple(f for f in findings if f not in by_partition)
 
 
 def row_counts(
@@ -294,8 +294,8 @@ def find_misplaced_rows(
             rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - e.ambiguous
             for other in sorted(expected.keys() - {name}):
                 if misplaced := rows & get_offsets(expected[other], tp):
-                    has, committed = counts[name]
-                    earlier = "" if has > committed else ". An earlier declaration of the route may have written them"
+                    count, committed = counts[name]
+                    earlier = "" if count > committed else ". An earlier declaration of the route may have written them"
                     sentence = (
                         f"the table has {format_count(len(misplaced), 'row')} that the route, as declared now, sends "
                         f"to table {other}: {e.partition_label} {format_at_offsets(misplaced)}{earlier}"

@@ -74,8 +74,8 @@ class SourceRecords:
             self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
         )
         base = stage_below(self.sinks.add_route(self.spec, base), str(folder))
-        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        selection = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), selection)
         existing = {tp: tally.seen.serialize() for tp, tally in dead_letters.items() if tally.seen}
         context = dataclasses.replace(base, existing_dead_letters=existing)
         task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, parts in self.spans.items() for span in parts))
@@ -112,8 +112,8 @@ class ComparedTables:
         if not (sinks := spec.sinks).has_routed_tables:
             return cls({"main": main}, {})
         routed = load_route_tables(main.catalog, sinks)
-        made = {sinks.find_value(name, table.properties): name for name, table in routed.items()}
-        by_value = {**{value: name for value, name in made.items() if value is not None}, **sinks.by_value}
+        tables_by_value = {sinks.find_value(name, table.properties): name for name, table in routed.items()}
+        by_value = {**{value: name for value, name in tables_by_value.items() if value is not None}, **sinks.by_value}
         notes = dict(_not_comparable(sinks, tables, routed, marker))
         compared = {name: table for name, table in routed.items() if name not in notes}
         findings = [Finding(FindingKind.NOT_COMPARED, 1, reason, name) for name, reason in sorted(notes.items())]
@@ -146,12 +146,12 @@ def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[Topi
     """Return the offsets in these ranges with records that the current transform drops."""
     kafka = executor_kafka_properties(spec, os.environ)
     context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})
-    wanted = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])
+    missing_ranges = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])
     dropped = defaultdict[TopicPartition, BitMap64](BitMap64)
-    if not wanted:
+    if not missing_ranges:
         return dropped
     make = partial(open_decoder, context, context.main.schema)
-    with open_reader(context, StageTask(0, wanted)) as reader, closing(IsolatedDecoder(make)) as decode:
+    with open_reader(context, StageTask(0, missing_ranges)) as reader, closing(IsolatedDecoder(make)) as decode:
         for chunk in reader:
             attempts = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here
             # A record that raises is a dead letter.
@@ -159,6 +159,6 @@ def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[Topi
             rows = np.concatenate(parts) if parts else np.arange(0)
             of_range, offsets = chunk.range_index[rows], chunk.offsets[rows]
             for index in np.unique(of_range).tolist():
-                tp = (wanted[index].topic, wanted[index].partition)
+                tp = (missing_ranges[index].topic, missing_ranges[index].partition)
                 dropped[tp] |= BitMap64(offsets[of_range == index].tolist())
     return dropped

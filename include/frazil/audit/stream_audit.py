@@ -146,9 +146,9 @@ class _AuditRun:
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Return the dead letters as of the last publication, and the number of dead letters from former topics."""
         ids = self.marker.source.topic_ids
-        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        selection = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), selection, former=former)
         if not any(claimed.former_offsets(ids).values()):
             former.clear()
         properties = self.tables.dead_letters.current().properties
@@ -156,13 +156,13 @@ class _AuditRun:
         if backfill is None:
             return dead_letters, former
         if not backfill.replays:
-            staged = replace(wanted, branch=branch_name(backfill.stream))
+            staged = replace(selection, branch=branch_name(backfill.stream))
             return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
         settled = {
             tp: each.get(ids.get(tp[0], ""), BitMap64()) for tp, each in claimed.replayed.items() if tp in dead_letters
         }
-        left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
-        return {**dead_letters, **left}, former
+        unsettled = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
+        return {**dead_letters, **unsettled}, former
 
     def _topics(self, claimed: Claims) -> set[str]:
         return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
@@ -198,10 +198,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
             tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, assign, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
-        before = report_metadata_problems(table, marker, claimed)
+        faults = report_metadata_problems(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
             return _build_audit(
-                run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
+                run, claimed, (), (*faults, *_compare_without_coordinates(run, claimed, declared=coordinates))
             )
         recreated = window is not None and _has_recreated_topic(run, claimed)
         every = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
@@ -216,11 +216,11 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         repeats = count_repeats(evidence, claimed, is_routed=marker.routed is not None)
         of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
         notes = (*notes, *of_repeats)
-    found = tuple(f for e in evidence for f in compare_partition(e))
+    findings = tuple(f for e in evidence for f in compare_partition(e))
     if not drops_repeats and all(map(is_counted_once, evidence)):
         dead_letters = [f for e in evidence for f in compare_dead_letters(e)]
-        notes, found = join_table_counts(notes, found, dead_letters)
-    return replace(_build_audit(run, claimed, evidence, (*before, *notes, *found)), repeats=repeats)
+        notes, findings = join_table_counts(notes, findings, dead_letters)
+    return replace(_build_audit(run, claimed, evidence, (*faults, *notes, *findings)), repeats=repeats)
 
 
 def audit_changes(
@@ -381,8 +381,8 @@ def _describe_change(summary: Summary | None) -> str:
     # A new deletion vector contains the marks of the one that it replaces.
     deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
     if by_value:
-        counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
-        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each for any number of rows"
+        row_text = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
+        return f"{row_text}wrote {format_count(by_value, 'equality delete')}, each for any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""
@@ -398,15 +398,15 @@ def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, declared: b
     tables = format_count(len(claimed.routed), "routed table", "was|were")
     sentence = f"{tables} not counted, because the stream stores no Kafka coordinates"
     notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
-    others = other_streams(properties, stream=stream)
+    other_names = other_streams(properties, stream=stream)
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch_name(stream)))
-    found = compare_counts(
+    findings = compare_counts(
         rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
         claimed=claimed.records - sum(claimed.routed.values()),
         adopted=run.marker.adopted_rows,
-        other_streams=sum(property_name(name) in properties for name in others),
-        forgotten=len(others),
+        other_streams=sum(property_name(name) in properties for name in other_names),
+        forgotten=len(other_names),
         stream=stream,
         declared=declared,
     )
-    return (*notes, *found)
+    return (*notes, *findings)

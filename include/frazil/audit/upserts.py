@@ -73,10 +73,10 @@ def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
     """Audit the table and its dead letters. With `with_source`, also compares the rows' values with Kafka's records."""
-    named, result = spec.sinks.named_tables, None
+    table_names, result = spec.sinks.named_tables, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
-        result = audit_changes(tables, table, claimed, window=window, candidate_names=named)
+        result = audit_changes(tables, table, claimed, window=window, candidate_names=table_names)
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
@@ -133,12 +133,12 @@ def _count_partitions(claimed: Claims, topic_ids: Mapping[str, str]) -> Iterator
 
 def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     for (topic, partition), parts in sorted(claimed.ranges.items()):
-        if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(parts).values()):
+        if count := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(parts).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, by a backfill or a reset: "
+                f"{format_count(count, 'offset', 'was|were')} committed more than once, by a backfill or a reset: "
                 "their changes and dead letters are counted each time"
             )
-            yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
+            yield Finding(FindingKind.READ_AGAIN, count, sentence, f"{topic}-{partition}")
 
 
 def _later_audit(table: Table, spec: StreamSpec) -> str:
@@ -171,12 +171,12 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in parts) for tp, parts in current.items() if parts and tp in marker.offsets}
     yield from _report_former_offsets(spec, table, marker, claimed, by_records=by_records)
-    if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
+    if count := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
-            f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
+            f"the stream was moved back and has not yet read {format_count(count, 'offset')} again: their records were "
             "not compared. Audit again once the writer has caught up"
         )
-        yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
+        yield Finding(FindingKind.NOT_COMPARED, count, sentence, spec.name)
     logs = KafkaLogs.load(spec, marker, claimed)
     not_read = {tp[0]: reason for tp, reason in logs.not_comparable.items() if tp in starts}
     starts = {tp: start for tp, start in starts.items() if tp in logs.ends and tp[0] not in not_read}
@@ -244,11 +244,11 @@ def _report_missing_in_kafka(
     """Report committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
     deleted = 0
     for tp, (ranges, offsets) in sorted(read.items()):
-        before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
-        if before and by_records:
-            sentence = describe_deleted_offsets(len(before), first[tp])
-            yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
-        deleted += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
+        expired = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
+        if expired and by_records:
+            sentence = describe_deleted_offsets(len(expired), first[tp])
+            yield Finding(FindingKind.UNCHECKED, len(expired), sentence, f"{tp[0]}-{tp[1]}")
+        deleted += min(len(expired), sum(min(r.records + r.rejected, len(r.offsets & expired)) for r in ranges))
     if deleted and not by_records:
         sentence = (
             f"{format_count(deleted, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
@@ -286,18 +286,18 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
     *,
     declared: DeclaredRules,
 ) -> Iterator[Finding]:
-    done = _merge_without_commit(table, changes, context)
-    counts = sum((result.counts for _, result in done), MergeCounts())
+    completed = _merge_without_commit(table, changes, context)
+    counts = sum((result.counts for _, result in completed), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
-        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, declared, shared=shared)
+        keys = find_changed_keys(completed, _open_reader(context), context, replay.topics, declared, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
         yield from _report_keys(keys, replay.spec, subject, may_delete, by_others=deleted or 0)
         return
-    missing = _inserted_offsets(done, changes, context)
+    missing = _inserted_offsets(completed, changes, context)
     undecided = {tp: offsets & declared.undecided(tp) for tp, offsets in missing.items()}
     for kind, found, note in (
         (FindingKind.MISSING, {tp: offsets - undecided[tp] for tp, offsets in missing.items()}, ""),
@@ -313,22 +313,22 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
 
 
 def _inserted_offsets(
-    done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
+    completed: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of rows that merging would add to a dedupe table. Omits rows without an event time."""
-    replaced = {path for _, result in done for path in result.replaced}
-    written = [file.path for _, result in done for file in result.files]
+    replaced = {path for _, result in completed for path in result.replaced}
+    written = [file.path for _, result in completed for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
     columns = target.schema.select(*COORDINATES, event_time)
     reader = _open_reader(context)
-    found = defaultdict[TopicPartition, BitMap64](BitMap64)
+    inserted = defaultdict[TopicPartition, BitMap64](BitMap64)
     for path in (*(file.path for file in changes if file.path not in replaced), *written):
         rows = reader.read_rows(path, columns)
         timed = rows.filter(rows[event_time].is_valid()).select(COORDINATES)
         for batch in timed.to_batches():
             for tp, offsets in split_by_partition(batch):
-                found[tp] |= BitMap64(offsets.tolist())
-    return found
+                inserted[tp] |= BitMap64(offsets.tolist())
+    return inserted
 
 
 def _report_keys(
@@ -342,7 +342,7 @@ def _report_keys(
     if keys.undecided.total:
         of_keys = format_count(keys.undecided.total, "key")
         also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
-    again = (
+    correction = (
         f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
     )
     restored = (
@@ -350,9 +350,9 @@ def _report_keys(
         if by_others
         else ""
     )
-    late = f"{LATE_AFTER_DELETE}{also}" if spec.order_by else again
+    late = f"{LATE_AFTER_DELETE}{also}" if spec.order_by else correction
     absent, of_key = FindingKind.MISSING, "the key's newest change in Kafka"
-    of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
+    of_absent = f"is not in the table, although {of_key} is not a delete{correction}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
     of_redeclared = (
@@ -361,7 +361,7 @@ def _report_keys(
     )
     for kind, (count, first), description in (
         (absent, keys.inserted, of_absent),
-        (FindingKind.MISCOUNTED, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.MISCOUNTED, keys.updated, f"has other values in the table than in {of_key}{correction}"),
         (FindingKind.NOT_COMPARED, keys.redeclared, of_redeclared),
         (FindingKind.NOT_COMPARED, keys.undecided, UNDECIDED),
         (FindingKind.UNCLAIMED, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
@@ -380,8 +380,8 @@ def _report_keys(
 def _format_keys(keys: tuple[Key, ...], count: int) -> str:
     if not keys:
         return ""
-    named = "; ".join(", ".join(f"{name} {value}" for name, value in key.items()) for key in keys)
-    return f" ({named}{'; …' if count > len(keys) else ''})"
+    key_text = "; ".join(", ".join(f"{name} {value}" for name, value in key.items()) for key in keys)
+    return f" ({key_text}{'; …' if count > len(keys) else ''})"
 
 
 def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_CompletedTask]:
@@ -389,9 +389,9 @@ def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context
     if not changes:
         return []
     plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
-    done = [(task, run_merge_task(context, task)) for task in plan.tasks]
-    inserts = plan.make_insert_tasks([result for _, result in done])
-    return [*done, *((task, run_merge_task(context, task)) for task in inserts)]
+    completed = [(task, run_merge_task(context, task)) for task in plan.tasks]
+    inserts = plan.make_insert_tasks([result for _, result in completed])
+    return [*completed, *((task, run_merge_task(context, task)) for task in inserts)]
 
 
 def _open_reader(context: MergeContext) -> TableFileReader:
