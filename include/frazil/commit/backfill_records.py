@@ -175,8 +175,8 @@ class BackfillMarker:
         return convert(raw, cls)
 
 
-def _latest_runs(before: tuple[str, ...], current: tuple[str, ...]) -> tuple[str, ...]:
-    return (*(run for run in before if run not in current), *current)[-MAX_RUNS:]
+def _latest_runs(earlier_runs: tuple[str, ...], current: tuple[str, ...]) -> tuple[str, ...]:
+    return (*(run for run in earlier_runs if run not in current), *current)[-MAX_RUNS:]
 
 
 def property_name(stream: str) -> str:
@@ -218,8 +218,8 @@ def unsettled_backfill(
 
 def is_last_backfill(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
     """Return whether these properties of a routed table name this backfill as the last to add rows."""
-    found = read_backfill(properties, backfill.stream)
-    return found is not None and found.id == backfill.id
+    last = read_backfill(properties, backfill.stream)
+    return last is not None and last.id == backfill.id
 
 
 def open_backfills(properties: Mapping[str, str]) -> list[BackfillMarker]:
@@ -263,8 +263,8 @@ class BackfillRecord:
 
 def _encode_offsets(offsets: OffsetSets) -> list[tuple[str, int, str]]:
     return [
-        (topic, partition, base64.b64encode(found.serialize()).decode())
-        for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))
+        (topic, partition, base64.b64encode(bitmap.serialize()).decode())
+        for (topic, partition), bitmap in sorted(offsets.items(), key=itemgetter(0))
     ]
 
 

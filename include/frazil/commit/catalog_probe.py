@@ -82,8 +82,8 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
         def sweep() -> None:
             for identifier in catalog.list_tables(namespace):
-                found = _NAME.fullmatch(identifier[-1])
-                if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
+                match = _NAME.fullmatch(identifier[-1])
+                if match and int(match[1]) < now_ms - ABANDONED_AFTER_MS:
                     _drop_with_files(catalog, catalog.load_table(identifier))
 
         _try_to("remove the tables of earlier probes", sweep)
@@ -177,7 +177,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
             "its storage does not support conditional puts (If-None-Match): a second put of the same object replaced "
             "the first"
         )
-    if path not in {found.path for found in store.list_files(path.rpartition("/")[0])}:
+    if path not in {file.path for file in store.list_files(path.rpartition("/")[0])}:
         yield "its storage does not list an object that was just written"
     store.delete([path])
     if store.get(path) is not None:
@@ -241,7 +241,7 @@ def _drop_with_files(catalog: Catalog, table: Table) -> None:
     location = table.location()
     store = open_store(location, table.io.properties)
     try:
-        store.delete([found.path for found in store.list_files(location)])
+        store.delete([file.path for file in store.list_files(location)])
     except AccessDenied:
         if isinstance(catalog, MetastoreCatalog):
             raise

@@ -93,23 +93,23 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
     """Return whether a snapshot without parent replaced a table that had files (`CREATE OR REPLACE TABLE`)."""
     if first.parent_snapshot_id is not None:
         return False
-    before = _previous_main_snapshot(first, metadata, marker)
+    previous = _previous_main_snapshot(first, metadata, marker)
     names = [f"{change}-data-files" for change in ("total", "added", "deleted")]
     files, added, deleted = (parse_number(summary_value(first, name)) for name in names)
-    return parse_number(summary_value(before, names[0])) > 0 and files == added and not deleted
+    return parse_number(summary_value(previous, names[0])) > 0 and files == added and not deleted
 
 
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
     """Return main's snapshot before `first`; None if it may have expired."""
     # Java's Iceberg clears main's log when it replaces a table; snapshots of no other branch then count as main's.
-    kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
+    by_number = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
     branches = [name for name, ref in metadata.refs.items() if name != MAIN and ref.snapshot_ref_type == "branch"]
     of_branches = {snapshot.snapshot_id for name in branches for snapshot in ancestors(metadata, name)}
     number = first.sequence_number or 0
-    while (before := kept.get(number := number - 1)) is not None:
-        if before.snapshot_id in of_main or before.snapshot_id not in of_branches:
-            return before
+    while (previous := by_number.get(number := number - 1)) is not None:
+        if previous.snapshot_id in of_main or previous.snapshot_id not in of_branches:
+            return previous
     return None
 
 
@@ -117,26 +117,26 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     """Raise RolledBack unless the marker names the head of the open branch."""
     name = open_branch_name(marker.stream)
     ref = metadata.refs.get(name)
-    found = ref.snapshot_id if ref else None
-    if found != marker.open_snapshot_id:
+    head_id = ref.snapshot_id if ref else None
+    if head_id != marker.open_snapshot_id:
         raise RolledBack(
             f"branch {name!r} of table {table}, which stores rows of open windows of stream {marker.stream!r}, should "
-            f"be at snapshot {marker.open_snapshot_id}, but is at {found}: another engine or user moved or dropped it. "
-            f"`frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; otherwise "
-            "the stream continues without these rows. To read the rows again, reset to a position before them "
-            "(`--to offsets` or `--to timestamp`)"
+            f"be at snapshot {marker.open_snapshot_id}, but is at {head_id}: another engine or user moved or dropped "
+            f"it. `frazil reset {marker.stream} --to marker` restores the branch if that snapshot still exists; "
+            "otherwise the stream continues without these rows. To read the rows again, reset to a position before "
+            "them (`--to offsets` or `--to timestamp`)"
         )
 
 
-def check_same_source(known: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
-    """Raise TopicRecreated if the cluster or a topic's id has changed. Topics missing from `known` are new."""
-    if known.cluster_id != current.cluster_id:
+def check_same_source(stored: SourceIdentity, current: SourceIdentity, *, stream: str) -> None:
+    """Raise TopicRecreated if the cluster or a topic's id has changed. Topics missing from `stored` are new."""
+    if stored.cluster_id != current.cluster_id:
         raise TopicRecreated(
-            f"stream {stream!r} has offsets of Kafka cluster {known.cluster_id}, but source.bootstrap-servers now "
+            f"stream {stream!r} has offsets of Kafka cluster {stored.cluster_id}, but source.bootstrap-servers now "
             f"leads to cluster {current.cluster_id}, where these offsets are not valid. Restore the address, or run "
             f"`frazil reset {stream} --to marker` to read the new cluster's topics from their beginning"
         )
-    for topic, topic_id in known.topic_ids.items():
+    for topic, topic_id in stored.topic_ids.items():
         current_id = current.topic_ids.get(topic, topic_id)
         if current_id != topic_id:
             raise TopicRecreated(
@@ -183,18 +183,18 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
-    before, after = index_by_id(written), index_by_name(current)
-    left = set(after.values())
-    if any(name in after and field_id not in left for name, field_id in index_by_name(written).items()):
+    written_fields, current_ids = index_by_id(written), index_by_name(current)
+    remaining_ids = set(current_ids.values())
+    if any(name in current_ids and field_id not in remaining_ids for name, field_id in index_by_name(written).items()):
         return False
     required = (field.field_id for field in current.fields if field.required)
-    return all(field_id in before and before[field_id].required for field_id in required)
+    return all(field_id in written_fields and written_fields[field_id].required for field_id in required)
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
     """Raise AdoptionRequired if others have written to the table, and no operator has run `frazil adopt`."""
-    if others := other_readers(metadata.properties, source, stream=stream):
-        other, topics = next(iter(others.items()))
+    if readers := other_readers(metadata.properties, source, stream=stream):
+        other, topics = next(iter(readers.items()))
         raise AdoptionRequired(
             f"stream {stream!r} has no marker in table {table}, but stream {other!r} has already read "
             f"{', '.join(sorted(topics))} into this table. If {other!r} was renamed to {stream!r}, run "
@@ -263,16 +263,16 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
-    others = dict(_topic_ids(before))
-    known = others.pop(cluster_id, {})
+    other_clusters = dict(_topic_ids(before))
+    topic_ids = other_clusters.pop(cluster_id, {})
     ends, reached = _offsets(before), marker.offsets if marker else {}
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.key.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
-        "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
+        "topic-ids": {**topic_ids, **(marker.source.topic_ids if marker else {})},
         "offsets": nest_by_topic({tp: max(ends.get(tp, 0), reached.get(tp, 0)) for tp in ends.keys() | reached.keys()}),
-        **({"other-clusters": others} if others else {}),
+        **({"other-clusters": other_clusters} if other_clusters else {}),
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}
 
@@ -309,7 +309,7 @@ def _parse_note(text: str) -> Mapping[str, Any]:
         return {}
 
 
-def continued_offsets(starts: Offsets, others: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
-    """Return each partition's start offset: the highest offset in `others`, or else the offset in `starts`."""
-    read = [offsets for topics in others.values() for offsets in topics.values()]
+def continued_offsets(starts: Offsets, readers: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
+    """Return each partition's start offset: the highest offset in `readers`, or else the offset in `starts`."""
+    read = [offsets for topics in readers.values() for offsets in topics.values()]
     return {tp: max((ends[tp] for ends in read if tp in ends), default=start) for tp, start in starts.items()}

@@ -127,8 +127,8 @@ class Committer:
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
         merge = prepare_merge(self._tables, journal, files)
 
-        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+        def decide(table: Table, current: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             _check_not_rolled_back(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
             decision = classify_batch(marker, journal)
@@ -170,8 +170,8 @@ class Committer:
     def _release_open_windows(self) -> None:
         """Move rows from the stream's open branch to main, if `commit.align` is no longer declared."""
 
-        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+        def decide(table: Table, current: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             _check_not_rolled_back(table, marker, self._tables.main)
             return Done(marker) if marker.open_snapshot_id is None else marker
 
@@ -185,8 +185,8 @@ class Committer:
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
         files = journal.staged_for("dead-letters")
 
-        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+        def decide(table: Table, current: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             decision = classify_dead_letters(marker, journal)
             if decision is CommitDecision.STALE:
@@ -209,8 +209,8 @@ class Committer:
     def skip(self, first: Offsets, *, lost: str) -> Marker:
         """Advance the marker to Kafka's first offsets, where the marker is lower. Raises the errors of `commit`."""
 
-        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-            marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
+        def decide(table: Table, current: Marker | None) -> Marker | Done[Marker]:
+            marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             _check_not_rolled_back(table, marker, self._tables.main)
             ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
             if not ahead:
@@ -228,7 +228,7 @@ class Committer:
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
-        ahead = {tp: seen for tp, seen in self._existing.items() if seen and seen.max() >= marker.offsets.get(tp, 0)}
+        ahead = {tp: bits for tp, bits in self._existing.items() if bits and bits.max() >= marker.offsets.get(tp, 0)}
         return {tp: offsets.serialize() for tp, offsets in ahead.items()}
 
     def newest_dead_letters(self) -> BatchKey:
@@ -306,9 +306,9 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:
         return {}
-    wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
-    found = tally_rows(table, wanted)
-    return {tp: tally.seen - covered_offsets(marker.rewritten.get(tp, ())) for tp, tally in found.items()}
+    selection = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
+    tallies = tally_rows(table, selection)
+    return {tp: tally.seen - covered_offsets(marker.rewritten.get(tp, ())) for tp, tally in tallies.items()}
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
@@ -316,5 +316,5 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
     head = head_of(table.metadata)
     if head is None or summary_value(head, "total-records") == "0":
         return {}
-    found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
-    return {tp: int(tally.seen.max()) + 1 for tp, tally in found.items() if tally.seen}
+    tallies = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
+    return {tp: int(tally.seen.max()) + 1 for tp, tally in tallies.items() if tally.seen}

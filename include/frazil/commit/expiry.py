@@ -79,14 +79,14 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     line = main[: max([plain, *(index + 1 for index in holds)])]
     referenced = _referenced_snapshots(metadata, markers, pins, main=main, now_ms=now_ms)
     single = _kept_outside(line, metadata, referenced)
-    held = {line[i].snapshot_id: holds.get(i, "an older snapshot must be kept") for i in range(plain, len(line))}
+    kept = {line[i].snapshot_id: holds.get(i, "an older snapshot must be kept") for i in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines, _left_by_writers(metadata, main))}
     may_expire = (s.snapshot_id for s in metadata.snapshots if s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
     expire = tuple(snapshot_id for snapshot_id in may_expire if snapshot_id not in stays)
     lost = sum(index >= len(line) for index in unread)
-    return ExpiryPlan(expire, held | single, _describe_plan(expire, len(line) - len(held), held | single, lost))
+    return ExpiryPlan(expire, kept | single, _describe_plan(expire, len(line) - len(kept), kept | single, lost))
 
 
 def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Iterator[Snapshot]:
@@ -171,8 +171,8 @@ def _referenced_snapshots(
     reasons = dict(_branch_snapshots(metadata, main, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    kept = [s.snapshot_id for s in young if any(summary_value(s, key) for key in SUMMARY_ONLY_KEYS)]
-    reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
+    snapshot_ids = [s.snapshot_id for s in young if any(summary_value(s, key) for key in SUMMARY_ONLY_KEYS)]
+    reasons |= dict.fromkeys(snapshot_ids, "the audit of its hour needs its numbers of backfilled or skipped records")
     reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
@@ -186,7 +186,7 @@ def _kept_outside(line: Sequence[Snapshot], metadata: TableMetadata, referenced:
         if waiting := summary_value(snapshot, OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
-    return {found: reason for found, reason in reasons.items() if found in present}
+    return {snapshot_id: reason for snapshot_id, reason in reasons.items() if snapshot_id in present}
 
 
 def _branch_snapshots(
@@ -210,8 +210,8 @@ def _describe_plan(expire: Sequence[int], newest: int, retained_reasons: Mapping
     )
     sentence = f"{expired}. Kept: the newest {newest:,} of branch main, by maintenance.expiry"
     if retained_reasons:
-        counted = [f"{reason} ({count:,})" for reason, count in Counter(retained_reasons.values()).most_common()]
-        reasons = ", ".join(shorten_list(counted, MAX_LISTED_REASONS, "reason"))
+        reason_texts = [f"{reason} ({count:,})" for reason, count in Counter(retained_reasons.values()).most_common()]
+        reasons = ", ".join(shorten_list(reason_texts, MAX_LISTED_REASONS, "reason"))
         sentence += f", and {format_count(len(retained_reasons), 'other')}: {reasons}"
     if lost:
         sentence += (

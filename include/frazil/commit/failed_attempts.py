@@ -50,9 +50,9 @@ class TableNames:
     identifiers: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join(self.identifiers[:MAX_NAMED_TABLES])
-        more = len(self.identifiers) - MAX_NAMED_TABLES
-        return f"{shown} and {more} more" if more > 0 else shown
+        names = ", ".join(self.identifiers[:MAX_NAMED_TABLES])
+        hidden = len(self.identifiers) - MAX_NAMED_TABLES
+        return f"{names} and {hidden} more" if hidden > 0 else names
 
     @property
     def tables(self) -> str:
@@ -103,8 +103,8 @@ def may_refuse_one_update(error: Exception) -> bool:
 
 def is_sequence_conflict(error: Exception) -> bool:
     """Return whether a snapshot's sequence number or row ids were taken, or the table became format version 3."""
-    taken = ("older than last sequence number", "next-row-id", *_NO_ROW_ID)
-    return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
+    phrases = ("older than last sequence number", "next-row-id", *_NO_ROW_ID)
+    return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in phrases)
 
 
 @dataclass(frozen=True, slots=True)

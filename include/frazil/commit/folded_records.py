@@ -40,10 +40,10 @@ class Segment:
 
     @classmethod
     def parse(cls, path: str) -> Segment | None:
-        found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
-        if found is None:
+        match = _NAME.fullmatch(path.rsplit("/", 1)[-1])
+        if match is None:
             return None
-        numbers = [int(text) for text in found.groups()]
+        numbers = [int(text) for text in match.groups()]
         return cls(BatchKey(*numbers[:2]), BatchKey(*numbers[2:]), path)
 
 
@@ -57,13 +57,13 @@ class FoldedRecords:
         self._last: tuple[str, RecordsByKey] = ("", {})
 
     def segments(self) -> tuple[Segment, ...]:
-        found = (Segment.parse(file.path) for file in self._store.list_files(self._folder))
-        self._known = tuple(sorted(filter(None, found)))
+        parsed = (Segment.parse(file.path) for file in self._store.list_files(self._folder))
+        self._known = tuple(sorted(filter(None, parsed)))
         return self._known
 
     def get(self, key: BatchKey) -> bytes | None:
-        found = self._find(key, self._known)
-        return self._find(key, self.segments()) if found is None else found
+        record = self._find(key, self._known)
+        return self._find(key, self.segments()) if record is None else record
 
     def _find(self, key: BatchKey, segments: Sequence[Segment]) -> bytes | None:
         for segment in segments:

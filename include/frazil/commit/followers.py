@@ -208,20 +208,20 @@ class Followers:
         return tuple(commits)
 
     def _try_commit(self, target: Target) -> _Failure | None:
-        again = target in self.refused
-        retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
+        is_retry = target in self.refused
+        retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if is_retry else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
-        if again:
+        if is_retry:
             handle.forget()
         try:
-            if again:
+            if is_retry:
                 self.waiting[target] = drop_discarded(
                     self.waiting[target], load_missing_table_note(self.tables, target)
                 )
             if not (journals := self.waiting[target]):
                 return None  # an operator discarded the rows
             self._create_if_waiting(target, journals)
-            waited, late = 0, again or self._has_inherited_files(target)
+            waited, late = 0, is_retry or self._has_inherited_files(target)
             if late:
                 missing = missing_journals(self.tables, handle.current(), journals)
                 _check_files_exist(self.tables, missing, target=target)
@@ -334,14 +334,14 @@ def _advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 def require_marker(table: Table, stream: str) -> Marker:
     """Return the stream's marker in a routed table. Raises CommitUnavailable if it is missing."""
-    found, name = read_marker(table.metadata.properties, stream), ".".join(table.name())
-    if found is None:
+    marker, name = read_marker(table.metadata.properties, stream), ".".join(table.name())
+    if marker is None:
         raise CommitUnavailable(
             f"table {name} has no marker of stream {stream!r}: the table was dropped and recreated, or the marker was "
             "removed",
             remedy=f"To continue with the table as it is, run `frazil route {stream} --give-up {name}`",
         )
-    return found
+    return marker
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:

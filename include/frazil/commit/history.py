@@ -63,8 +63,8 @@ def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
         yield snapshot
-    kept = [s for s in metadata.snapshots if (s.sequence_number or 0) < oldest]
-    yield from sorted(kept, key=lambda s: s.sequence_number or 0, reverse=True)
+    older = [s for s in metadata.snapshots if (s.sequence_number or 0) < oldest]
+    yield from sorted(older, key=lambda s: s.sequence_number or 0, reverse=True)
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:

@@ -49,8 +49,8 @@ class RuleHashes(NamedTuple):
 
     @classmethod
     def from_json(cls, columns: Mapping[str, str], deciding: str) -> RuleHashes:
-        others = {name: rules for name, rules in columns.items() if name}  # earlier versions stored `deciding` there
-        return cls(others, deciding or columns.get("", ""))
+        by_table = {name: rules for name, rules in columns.items() if name}  # earlier versions stored `deciding` there
+        return cls(by_table, deciding or columns.get("", ""))
 
 
 NO_RULES = RuleHashes()
@@ -298,7 +298,7 @@ class JournalStore:
         return {
             path
             for path, records in (unfolded | folded).items()
-            if any((found := Journal.from_bytes(data)) and found.table_uuid != table_uuid for data in records)
+            if any((journal := Journal.from_bytes(data)) and journal.table_uuid != table_uuid for data in records)
         }
 
     def highest_epoch(self) -> int:
@@ -311,13 +311,13 @@ class JournalStore:
         unfolded: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
-        both = heapq.merge(
+        objects = heapq.merge(
             reversed(unfolded) if newest_first else unfolded, folded, key=itemgetter(0), reverse=newest_first
         )
-        for key, found in groupby(both, key=itemgetter(0)):
+        for key, copies in groupby(objects, key=itemgetter(0)):
             if below is not None and key >= below:
                 continue
-            data = next((data for _, data in found if data is not None), None)
+            data = next((data for _, data in copies if data is not None), None)
             journal = self.get(key) if data is None else Journal.from_bytes(data)
             if journal and (table_uuid is None or journal.table_uuid == str(table_uuid)):
                 yield journal

@@ -112,8 +112,8 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 
 
 def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
-    known = _paths.get(snapshot.manifest_list)
-    return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
+    cached = _paths.get(snapshot.manifest_list)
+    return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if cached is None else cached
 
 
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
@@ -123,13 +123,13 @@ def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestF
 
 def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path: str, parent: Snapshot | None) -> None:
     """Write the entries of `manifests` as one block. Reuses encoded entries of the parent's list."""
-    before = (_cache.get(parent.manifest_list) if parent else None) or {}
+    cached = (_cache.get(parent.manifest_list) if parent else None) or {}
     count_request("writes", path)
     avro = writer._writer
     write_record = avro.writer
     entries = {}
     for manifest in manifests:
-        entry = before.get(manifest.manifest_path)
+        entry = cached.get(manifest.manifest_path)
         if entry is None or entry.version != writer.version:
             buffer = io.BytesIO()
             prepared = writer.prepare_manifest(manifest)
@@ -158,8 +158,8 @@ class MergedManifest:
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
         """Replace the merged manifests in `manifests` by the new one. Returns None if a merged one is missing."""
-        others = [m for m in manifests if (m.manifest_path, first_row_id(m)) not in self.replaces]
-        return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
+        unmerged = [m for m in manifests if (m.manifest_path, first_row_id(m)) not in self.replaces]
+        return [self.manifest, *unmerged] if len(unmerged) + len(self.replaces) == len(manifests) else None
 
 
 def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
@@ -184,9 +184,9 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
     """
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
-    found = select_mergeable_manifests(manifests)
-    if len(found) < 2:
+    mergeable = select_mergeable_manifests(manifests)
+    if len(mergeable) < 2:
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
-    merged = write_merged(found, NewManifest(path, table, snapshot_id))
-    return MergedManifest(merged, frozenset((m.manifest_path, first_row_id(m)) for m in found))
+    merged = write_merged(mergeable, NewManifest(path, table, snapshot_id))
+    return MergedManifest(merged, frozenset((m.manifest_path, first_row_id(m)) for m in mergeable))

@@ -189,13 +189,13 @@ def write_added(
     """Write a manifest of new files. Keeps the entries of few files in memory for a later merge."""
     writer = _Writer(layout, content, new)
     encoded = writer.encode(files)
-    made = writer.write((_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in files), encoded)
+    manifest = writer.write((_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in files), encoded)
     if len(files) <= MAX_REMEMBERED_FILES:
         names = ("content", "file_path", "partition", "record_count")
         slim = (DataFile.from_args(**{name: getattr(file, name) for name in names}) for file in files)
         entries = tuple(_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in slim)
         recently_written.keep(new.path, WrittenEntries(encoded, entries))
-    return made
+    return manifest
 
 
 def write_with_removals(
@@ -226,8 +226,8 @@ def write_merged(
     made = _Writer(layout, first.content, new).write(written, copied)
     stays = [not drop for drop in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
-        kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
-        recently_written.keep(new.path, WrittenEntries(kept, tuple(compress(entries, stays))))
+        remaining = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
+        recently_written.keep(new.path, WrittenEntries(remaining, tuple(compress(entries, stays))))
     if not removed:  # a snapshot with removals has one attempt, and the next one may merge these manifests
         for manifest in merged:
             recently_written.forget(manifest.manifest_path)
@@ -294,7 +294,7 @@ class EncodedFiles:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
                 return None
             readers = [reader for _, reader in construct_reader(file.schema).field_readers]  # type: ignore[attr-defined]
-            found = []
+            data_files = []
             for count, block in file.blocks():
                 decoder = new_decoder(block)
                 for _ in range(count):
@@ -302,8 +302,8 @@ class EncodedFiles:
                     start = decoder.tell()
                     readers[-1].read(decoder)  # PyIceberg cannot skip maps
                     if status != ManifestEntryStatus.DELETED:
-                        found.append(block[start : decoder.tell()])
-            return cls(file.schema, file.header.meta, tuple(found))
+                        data_files.append(block[start : decoder.tell()])
+            return cls(file.schema, file.header.meta, tuple(data_files))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> EncodedFiles:
         """Return copied entries with explicit row ids. Without these, another manifest would derive other ids."""
@@ -314,7 +314,7 @@ class EncodedFiles:
         index = copied._row_id_index or 0
         *_, (_, of_data_file) = construct_reader(copied.schema).field_readers  # type: ignore[attr-defined]
         readers = [reader for _, reader in of_data_file.field_readers]
-        found = []
+        data_files = []
         for data_file, entry in zip(copied.data_files, entries, strict=True):
             decoder = new_decoder(data_file)
             for reader in readers[:index]:
@@ -323,8 +323,8 @@ class EncodedFiles:
             if readers[index].read(decoder) is None:
                 data_file = data_file[:start] + _encode(_OPTIONAL_LONG, next_id) + data_file[decoder.tell() :]  # noqa: PLW2901
                 next_id += entry.data_file.record_count
-            found.append(data_file)
-        return replace(copied, data_files=tuple(found))
+            data_files.append(data_file)
+        return replace(copied, data_files=tuple(data_files))
 
     @property
     def _row_id_index(self) -> int | None:

@@ -75,8 +75,8 @@ class MarkedUpdate:
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
         name = open_branch_name(self.stream)
-        found = head_of(table.metadata, name)
-        head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
+        head = head_of(table.metadata, name)
+        head_id, branch_updates = self._change_branch(table, change, head, now_ms=now_ms)
         main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaving_files)
         self.written.append(main)
         entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT_KEY}
@@ -85,7 +85,7 @@ class MarkedUpdate:
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
         to_branch: tuple[TableUpdate, ...] = branch_updates(prepared.snapshot)
         marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
-        unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
+        unmoved = AssertRefSnapshotId(ref=name, snapshot_id=head.snapshot_id if head else None)
         return dataclasses.replace(
             marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *to_branch)
         )
@@ -93,19 +93,19 @@ class MarkedUpdate:
     def _with_marker(
         self, table: Table, prepared: PreparedSnapshot, marker: M, open_snapshot_id: int | None
     ) -> Change[M]:
-        made = prepared.snapshot
+        head = prepared.snapshot
         if marker is None:
             removed = RemovePropertiesUpdate(removals=[property_name(self.stream)])
             noted = SetPropertiesUpdate(updates=forgotten_property(table.metadata.properties, self.stream))
             return Change(prepared.requirements, (*prepared.updates, removed, noted), marker)
-        marker = marker.with_snapshots(made.snapshot_id, made.sequence_number or 0, open_snapshot_id=open_snapshot_id)
+        marker = marker.with_snapshots(head.snapshot_id, head.sequence_number or 0, open_snapshot_id=open_snapshot_id)
         proof = (marker.property_name, marker.to_property())  # it has the id of this snapshot
         return Change(
             prepared.requirements, (*prepared.updates, SetPropertiesUpdate(updates=dict([proof]))), marker, proof
         )
 
     def _change_branch(
-        self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
+        self, table: Table, change: BranchChange, head: Snapshot | None, *, now_ms: int
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
         """Return the id of the open branch's new head (None if the branch ends), and a function.
 
@@ -121,8 +121,8 @@ class MarkedUpdate:
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)
             return None, lambda _: end.updates(table)
-        if not (change.joining_files or change.leaving_files) and change.base == found:
-            return found.snapshot_id if found else None, lambda _: ()
+        if not (change.joining_files or change.leaving_files) and change.base == head:
+            return head.snapshot_id if head else None, lambda _: ()
         base = BaseManifests(
             change.remaining_manifests, change.leaving_files, change.base.summary if change.base else None
         )
@@ -166,8 +166,8 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the target of a commit
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
-        found = read_marker(table.metadata.properties, tables.stream)
-        marker = decide(table, found)
+        current = read_marker(table.metadata.properties, tables.stream)
+        marker = decide(table, current)
         if isinstance(marker, Done):
             return marker
         change = branch_change(table, marker) if branch_change else None

@@ -260,22 +260,22 @@ def first_marker(stream: str, *, epoch: int, offsets: Offsets, source: SourceIde
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
-def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
+def merge_identities(stored: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
     """Return the current identity, with the ids of topics in this cluster that the stream no longer reads."""
-    kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
-    return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
+    earlier_ids = stored.topic_ids if stored.cluster_id == current.cluster_id else {}
+    return SourceIdentity(current.cluster_id, {**earlier_ids, **current.topic_ids})
 
 
 def keep_same_topics(
-    offsets: Offsets, known: SourceIdentity | None, current: SourceIdentity
+    offsets: Offsets, stored: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
     """Return the offsets that are still valid in `current`. Omits other clusters and recreated topics."""
-    if known is None or known.cluster_id != current.cluster_id:
+    if stored is None or stored.cluster_id != current.cluster_id:
         return {}
     return {
         (topic, partition): offset
         for (topic, partition), offset in offsets.items()
-        if known.topic_ids.get(topic) == current.topic_ids.get(topic, known.topic_ids.get(topic))
+        if stored.topic_ids.get(topic) == current.topic_ids.get(topic, stored.topic_ids.get(topic))
     }
 
 

@@ -91,21 +91,21 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
     def decide(table: Table) -> Marker:
-        before = try_read_marker(table.metadata.properties, tables.stream)
-        known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
+        marker = try_read_marker(table.metadata.properties, tables.stream)
+        state = (marker.offsets, marker.source) if marker else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
         topics = source
-        for ends, identities in (*read, known):
+        for ends, identities in (*read, state):
             topics = merge_identities(identities, topics)
             for tp, end in keep_same_topics(ends, identities, source).items():
                 offsets[tp] = max(end, offsets.get(tp, end))
-        if before is None:
+        if marker is None:
             first = first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
             return dataclasses.replace(first, own_table=tables.own_table())
-        if is_rolled_back(table, before, name=tables.dead_letters.identifier):
+        if is_rolled_back(table, marker, name=tables.dead_letters.identifier):
             # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
-            before = dataclasses.replace(before, settled=None, batches={})
-        return dataclasses.replace(before.with_epoch(epoch), offsets=offsets, source=topics)
+            marker = dataclasses.replace(marker, settled=None, batches={})
+        return dataclasses.replace(marker.with_epoch(epoch), offsets=offsets, source=topics)
 
     change_marker(tables, tables.dead_letters, decide, operation="reset")
 
@@ -149,8 +149,8 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
     for handle in tables.targets.values():
         change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
-    kept = tables.journals.paths_of_other_tables(str(main.metadata.table_uuid))
-    objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
+    foreign = tables.journals.paths_of_other_tables(str(main.metadata.table_uuid))
+    objects = [file.path for file in tables.store.list_files(state) if file.path not in foreign]
     tables.store.delete(objects)
     return len(objects)
 
@@ -201,12 +201,12 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:
-        found = {tables.journals.highest_epoch()}
+        epochs = {tables.journals.highest_epoch()}
     for target, handle in tables.targets.items():
         table = handle.current()
-        found |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
-        found |= epochs_in_summaries(ancestors(table.metadata), tables.stream)
-    return max(found, default=0)
+        epochs |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
+        epochs |= epochs_in_summaries(ancestors(table.metadata), tables.stream)
+    return max(epochs, default=0)
 
 
 def plan_open_branch_reset(
@@ -228,9 +228,9 @@ def plan_open_branch_reset(
     if base is None:
         return None if expected is None else BranchChange(None, removes_branch=True)
     manifests = base.manifests(table.io)
-    again = [m for m in manifests if _are_read_again(_commit_records(m, table, tables), target, source)]
-    stays = tuple(m for m in manifests if m not in again)
-    return BranchChange(base, stays, read_files(again, table.io), drops=True, removes_branch=not stays)
+    read_again = [m for m in manifests if _are_read_again(_commit_records(m, table, tables), target, source)]
+    stays = tuple(m for m in manifests if m not in read_again)
+    return BranchChange(base, stays, read_files(read_again, table.io), drops=True, removes_branch=not stays)
 
 
 def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:
@@ -260,17 +260,17 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 
 
 def write_first_marker(
-    tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
+    tables: StreamTables, handle: TableHandle, default_marker: Marker, *, previous_batch: Journal | None = None
 ) -> None:
-    """Write a table's first marker: after the default table's last batch or, if given, just before `before`."""
+    """Write a table's first marker: after the default table's last batch or, if given, just before `previous_batch`."""
     first = _up_to_date_marker(default_marker)
-    if before is not None:
-        starts = {p.topic_partition: p.start for p in before.progress}
-        settled = BatchKey(before.key.epoch, before.key.batch - 1)
+    if previous_batch is not None:
+        starts = {p.topic_partition: p.start for p in previous_batch.progress}
+        settled = BatchKey(previous_batch.key.epoch, previous_batch.key.batch - 1)
         first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
 
-    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
-        return first if found is None else Done(found)
+    def decide(_: Table, current: Marker | None) -> Marker | Done[Marker]:
+        return first if current is None else Done(current)
 
     commit_marker(tables, handle, decide, summary={"frazil.operation": "follow"})
 
@@ -279,11 +279,11 @@ def discard_rows_of_existing_table(tables: StreamTables, target: Target, default
     """Discard a routed table's waiting rows, so that its commits resume. Raises the same errors as `swap`."""
 
     def decide(table: Table) -> Marker:
-        before = try_read_marker(table.metadata.properties, tables.stream)
+        current = try_read_marker(table.metadata.properties, tables.stream)
         now = tables.marker()  # read after the routed table, so it is never behind that table's marker
-        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, default_marker):
+        if current is None or now is None or is_ahead(current, now) or not is_ahead(current, default_marker):
             return _up_to_date_marker(default_marker)
-        return before.with_snapshots(-1, -1, open_snapshot_id=None)
+        return current.with_snapshots(-1, -1, open_snapshot_id=None)
 
     change_marker(tables, tables.handle(target), decide, operation="give-up")
 

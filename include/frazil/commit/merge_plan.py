@@ -80,17 +80,17 @@ class MergePlan:
 
 
 def plan_merge(
-    table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
+    table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, prior: MergePlan | None = None
 ) -> MergePlan:
-    """Plan a merge. Groups keep their task number in `before`. Raises SchemaIncompatible for unsuitable tables."""
+    """Plan a merge. Groups keep their task number in `prior`. Raises SchemaIncompatible for unsuitable tables."""
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
         return MergePlan((), (), {}, manifests, {})
-    wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
-    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_match(m)}
-    groups = _build_groups(wanted, manifests, read)
-    tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, before.bins if before else {})
+    index = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
+    read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if index.may_match(m)}
+    groups = _build_groups(index, manifests, read)
+    tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, prior.bins if prior else {})
     return MergePlan(tasks, insert_tasks, read, manifests, bins)
 
 
@@ -186,8 +186,8 @@ class _ChangeIndex:
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     schema = schema_of_spec(spec, table.metadata)
-    found = [part.field_type for part in spec.partition_type(schema).fields] if schema else []
-    return [kind for kind in found if isinstance(kind, PrimitiveType)]
+    types = [part.field_type for part in spec.partition_type(schema).fields] if schema else []
+    return [kind for kind in types if isinstance(kind, PrimitiveType)]
 
 
 def _decode_bound(kind: PrimitiveType, text: str | None) -> Any:
@@ -219,30 +219,30 @@ class _Group:
 
 
 def _build_groups(
-    wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
+    index: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
     """Return groups of changes, with the files that may have the changes' keys. Returns one group if specs differ."""
     deletes = _index_deletes(manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
-    keys = PartitionKeys(wanted.table)
+    keys = PartitionKeys(index.table)
     for manifest in manifests:
         if manifest.content is not ManifestContent.DATA:
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
             values = None
-            if file.spec_id == wanted.spec_id:  # `from_bytes` returns UUIDs as bytes, Avro as objects
-                plain = (file.partition[i] for i in wanted.key_fields)
+            if file.spec_id == index.spec_id:  # `from_bytes` returns UUIDs as bytes, Avro as objects
+                plain = (file.partition[i] for i in index.key_fields)
                 values = tuple(value.bytes if isinstance(value, UUID) else value for value in plain)
-            bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
-            if bounds is None or not wanted.overlaps(file, bounds):
+            bounds = index.bounds if values is None else index.group_bounds.get(values)
+            if bounds is None or not index.overlaps(file, bounds):
                 continue
             (of_any_group if values is None else by_group[values]).append(_table_file(entry, deletes, keys))
     if of_any_group:
         files = [*of_any_group, *(file for files in by_group.values() for file in files)]
-        return [_Group((), wanted.changes, files)]
-    return [_Group(values, tuple(files), by_group.get(values, [])) for values, files in wanted.groups.items()]
+        return [_Group((), index.changes, files)]
+    return [_Group(values, tuple(files), by_group.get(values, [])) for values, files in index.groups.items()]
 
 
 class PartitionKeys:
@@ -293,10 +293,10 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
 def check_readable(file: DataFile, *, mode: str) -> None:
     """Raise SchemaIncompatible if a merge cannot read a data file or a delete file."""
     kind, is_vector = file.file_format, referenced_data_file(file) is not None
-    found = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
+    label = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
     if file.content is DataFileContent.EQUALITY_DELETES or not (kind is FileFormat.PARQUET or is_vector):
         raise SchemaIncompatible(
-            f"the table has {found} ({file.file_path}), which a stream with {mode} cannot read: it reads rows and "
+            f"the table has {label} ({file.file_path}), which a stream with {mode} cannot read: it reads rows and "
             "position deletes in Parquet, and deletion vectors. Compact the table with the engine that wrote the "
             "file, stop that engine from writing such files, then start again"
         )
@@ -324,29 +324,29 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
 
 
 def _divide_into_tasks(
-    groups: Sequence[_Group], parallelism: int, before: Mapping[GroupValues, int]
+    groups: Sequence[_Group], parallelism: int, last_bins: Mapping[GroupValues, int]
 ) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[GroupValues, int]]:
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, MIN_SPLIT_BYTES)]
-    whole = [g for g in groups if g not in large]
+    undivided = [g for g in groups if g not in large]
     pieces = [
         (g, files)
         for g in large
         for files in split_files(g.files, min(len(g.files), max(2, round(sum(f.bytes for f in g.files) / share))))
     ]
-    bins = _assign_bins(whole, max(1, parallelism - len(pieces)), before)
+    bins = _assign_bins(undivided, max(1, parallelism - len(pieces)), last_bins)
     tasks: list[MergeTask] = []
     for number in sorted(set(bins.values())):
-        packed = [g for g in whole if bins[g.values] == number]
+        packed = [g for g in undivided if bins[g.values] == number]
         paths = tuple(sorted(path for g in packed for path in g.paths))
         tasks.append(MergeTask(number, paths, sort_files(f for g in packed for f in g.files), inserts=True))
-    after: dict[GroupValues, list[int]] = defaultdict(list)
+    inserts: dict[GroupValues, list[int]] = defaultdict(list)
     number = 1 + max((task.index for task in tasks), default=-1)
     for group, files in pieces:
-        after[group.values].append(number)
+        inserts[group.values].append(number)
         tasks.append(MergeTask(number, group.paths, sort_files(files), inserts=False))
         number += 1
-    insert_tasks = tuple(InsertTask(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
+    insert_tasks = tuple(InsertTask(number + i, g.paths, tuple(inserts[g.values])) for i, g in enumerate(large))
     return tuple(tasks), insert_tasks, bins
 
 
@@ -364,15 +364,15 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
     return pieces
 
 
-def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task number. Groups keep their number in `before`; new groups balance the load."""
+def _assign_bins(groups: Sequence[_Group], count: int, last_bins: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
+    """Return each group's task number. Groups keep their number in `last_bins`; new groups balance the load."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))
-    for known in (True, False):
+    for has_bin in (True, False):
         for weight, _, group in ordered:
-            if (before.get(group.values, count) < count) is known:
-                number = before[group.values] if known else weights.index(min(weights))
+            if (last_bins.get(group.values, count) < count) is has_bin:
+                number = last_bins[group.values] if has_bin else weights.index(min(weights))
                 bins[group.values] = number
                 weights[number] += weight
     return bins

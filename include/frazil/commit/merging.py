@@ -67,7 +67,7 @@ def plan_repeats(
     rules: MergeRules,
     *,
     parallelism: int,
-    before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
+    prior: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
     """Plan the tasks that find repeats in the files of the table whose event times are near the batch's.
 
@@ -81,10 +81,10 @@ def plan_repeats(
     weight = sum(file.bytes for file in files)
     pieces = split_files(files, min(len(files), max(1, min(parallelism, weight // MIN_SPLIT_BYTES + 1))))
     tasks = tuple(MergeTask(n, paths, sort_files(piece), inserts=False) for n, piece in enumerate(pieces))
-    after = tuple(task.index for task in tasks)
+    task_indexes = tuple(task.index for task in tasks)
     count = max(1, min(parallelism, sum(f.bytes for f in staged) // TARGET_SHARE_BYTES + 1))
     shares = [tuple(sorted(f.path for f in share)) for share in split_files(staged, min(count, len(staged)))]
-    last = tuple(InsertTask(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
+    last = tuple(InsertTask(len(tasks) + n, paths, task_indexes, share) for n, share in enumerate(shares))
     return MergePlan(tasks, last, {}, (), {})
 
 
@@ -102,13 +102,13 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
         for name in rules.key:
             if bounds := _column_bounds(table, name, staged):
                 near = And(near, filter_between(table.schema().find_field(name), *bounds))
-        found = list(table.scan(row_filter=near).plan_files())
+        scans = list(table.scan(row_filter=near).plan_files())
     except ValueError as error:  # PyIceberg's error for equality deletes
         raise SchemaIncompatible(
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
-    return [_table_file(scanned, layouts) for scanned in found]
+    return [_table_file(scanned, layouts) for scanned in scans]
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
@@ -121,7 +121,7 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
         else:
             spans.append((smallest, greatest))
     while len(spans) > MAX_SPANS:
-        gaps = [after[0] - before[1] for before, after in pairwise(spans)]
+        gaps = [right[0] - left[1] for left, right in pairwise(spans)]
         index = gaps.index(min(gaps))
         spans[index : index + 2] = [(spans[index][0], spans[index + 1][1])]
     return spans
@@ -162,13 +162,13 @@ class MergingMode:
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
     """Return the layout of change files: unsorted, with bounds of the key columns only."""
     schema = change_schema(table.schema, key)
-    kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS_PREFIX)}
+    properties = {name: text for name, text in table.properties.items() if not name.startswith(METRICS_PREFIX)}
     bounds = {f"{METRICS_PREFIX}default": "none"} | {f"{METRICS_PREFIX}column.{name}": "full" for name in key}
     return dataclasses.replace(
         table,
         schema_json=schema.model_dump_json(),
         sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
-        properties=kept | bounds,
+        properties=properties | bounds,
         content="changes",
     )
 
@@ -284,7 +284,7 @@ class MergeWriter:
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> RewriteAttempt:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
-        self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
+        self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, prior=self._plan)
         results = self._run(context, plan.tasks)
         results += self._run(context, plan.make_insert_tasks(results))
         files = tuple(file for result in results for file in result.files)

@@ -49,8 +49,8 @@ def find_lagging_tables(
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
-    found = run_in_parallel(lambda item: _check_table(tables, default_marker, *item, explain), sorted(waiting.items()))
-    return [behind for behind in found if behind]
+    checks = run_in_parallel(lambda item: _check_table(tables, default_marker, *item, explain), sorted(waiting.items()))
+    return [behind for behind in checks if behind]
 
 
 def _check_table(
@@ -112,10 +112,10 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    found = list[Journal]()
+    missing = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:
-            found += missing_journals(tables, tables.handle(target).refresh(), journals)
+            missing += missing_journals(tables, tables.handle(target).refresh(), journals)
         except NoSuchTableError:
-            found += journals
-    return min((journal.key for journal in found), default=None)
+            missing += journals
+    return min((journal.key for journal in missing), default=None)

@@ -143,5 +143,5 @@ def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile,
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    kept = list(items)
-    return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))
+    values = list(items)
+    return tuple(i for i in values if first(i)), tuple(i for i in values if not first(i))

@@ -131,11 +131,11 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
             marker = read_marker(properties, spec.name)
         except (NoSuchTableError, MarkerUnreadable):
             return None
-        if marker is None or (known := marker.own_table) is None or known.name != spec.table.identifier:
+        if marker is None or (own_table := marker.own_table) is None or own_table.name != spec.table.identifier:
             return None
-        if table is not None and _is_marked(spec, find_table(catalog, known.name)):
+        if table is not None and _is_marked(spec, find_table(catalog, own_table.name)):
             return None  # the first writer began after `table` was read
-        return _explain(catalog, spec, known, table, epoch=f"epoch {marker.key.epoch}")
+        return _explain(catalog, spec, own_table, table, epoch=f"epoch {marker.key.epoch}")
 
 
 def _is_marked(spec: StreamSpec, table: Table | None) -> bool:
@@ -143,8 +143,8 @@ def _is_marked(spec: StreamSpec, table: Table | None) -> bool:
     return table is not None and not marks.isdisjoint(table.properties)
 
 
-def _explain(catalog: Catalog, spec: StreamSpec, known: OwnTable, table: Table | None, *, epoch: str) -> str:
-    name = known.name
+def _explain(catalog: Catalog, spec: StreamSpec, lost: OwnTable, table: Table | None, *, epoch: str) -> str:
+    name = lost.name
     if table is None:
         problem = (
             f"the table {name} is not in the catalog {catalog.name!r}, but {spec.dead_letter_table} still has the "
@@ -158,17 +158,17 @@ def _explain(catalog: Catalog, spec: StreamSpec, known: OwnTable, table: Table |
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"
-    back = _recovery_step(catalog, known)
+    back = _recovery_step(catalog, lost)
     return f"{problem}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
 
 
-def _recovery_step(catalog: Catalog, known: OwnTable) -> str:
-    if new_name := find_other_name(catalog, known.name, location=known.location, uuid=known.uuid):
-        return f"rename {new_name} back to {known.name}"
+def _recovery_step(catalog: Catalog, lost: OwnTable) -> str:
+    if new_name := find_other_name(catalog, lost.name, location=lost.location, uuid=lost.uuid):
+        return f"rename {new_name} back to {lost.name}"
     try:
-        newest = find_newest_metadata(open_store(known.location, catalog.properties), known.location, known.uuid)
+        newest = find_newest_metadata(open_store(lost.location, catalog.properties), lost.location, lost.uuid)
     except (FrazilError, OSError):
         newest = None
     if newest is None:
-        return f"register its newest metadata file, which is not in {known.location}"
-    return f"register it again: `{registration_command(catalog.name, known.name, newest.path)}`"
+        return f"register its newest metadata file, which is not in {lost.location}"
+    return f"register it again: `{registration_command(catalog.name, lost.name, newest.path)}`"

@@ -97,8 +97,8 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
     except RolledBack as error:
         return StateBeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
-    held, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
-    return StateBeforeReset(marker, text, held, source, rolled_back=rolled_back)
+    ends, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
+    return StateBeforeReset(marker, text, ends, source, rolled_back=rolled_back)
 
 
 def _held_offsets(table: Table, tables: StreamTables, marker: Marker) -> Offsets:
@@ -122,19 +122,19 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
     return False
 
 
-def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
+def clamp_to_available(requested: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
     """Limit the wanted offsets to Kafka's range. Other partitions begin at their first offset."""
     limits = ((tp, first, available.end.get(tp, first)) for tp, first in available.first.items())
-    return {tp: min(max(wanted.get(tp, first), first), end) for tp, first, end in limits}
+    return {tp: min(max(requested.get(tp, first), first), end) for tp, first, end in limits}
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
     return {tp: min(offset, available.truncated_at.get(tp, offset)) for tp, offset in offsets.items()}
 
 
-def list_moves(target: Offsets, *, held: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
+def list_moves(target: Offsets, *, current: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
     return tuple(
-        OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.truncated_at.get(tp))
+        OffsetMove(*tp, current.get(tp), offset, available.first[tp], available.end[tp], available.truncated_at.get(tp))
         for tp, offset in sorted(target.items())
     )
 
@@ -149,40 +149,40 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     truncated_at: Offsets = NO_OFFSETS,
 ) -> Marker:
     """Return the marker after a reset, with the same watermark. Logs were truncated at the offsets `truncated_at`."""
-    before = seen.marker
-    if before is None:
+    previous = seen.marker
+    if previous is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
-    same = keep_same_topics(before.offsets, before.source, source)
-    leaders = keep_same_topics(before.leader_epochs, before.source, source)
+    same = keep_same_topics(previous.offsets, previous.source, source)
+    leaders = keep_same_topics(previous.leader_epochs, previous.source, source)
     begins = {tp: max(truncation, target.get(tp, truncation)) for tp, truncation in truncated_at.items() if tp in same}
-    held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
-    lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
-    given_up = _add_spans(before.given_up, lost, same)
+    reached = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
+    lost = {tp: (reached.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
+    given_up = _add_spans(previous.given_up, lost, same)
     return dataclasses.replace(
-        before.with_epoch(epoch),
+        previous.with_epoch(epoch),
         offsets={**same, **target},
-        source=merge_identities(before.source, source),
-        max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
+        source=merge_identities(previous.source, source),
+        max_event_times_us=keep_same_topics(previous.max_event_times_us, previous.source, source),
         idle=frozenset(),
         # The leader epochs of partitions that skip records are no longer valid.
-        leader_epochs={tp: epoch for tp, epoch in leaders.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)},
+        leader_epochs={tp: epoch for tp, epoch in leaders.items() if target.get(tp, 0) <= previous.offsets.get(tp, 0)},
         transaction=NO_TRANSACTION,
-        rewritten=_add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same),
-        landed=_landed_ends(before, source, truncated_at),
+        rewritten=_add_spans(previous.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same),
+        landed=_landed_ends(previous, source, truncated_at),
         given_up=given_up,
-        given_up_epoch=before.given_up_epoch if before.given_up else epoch if given_up else 0,
+        given_up_epoch=previous.given_up_epoch if previous.given_up else epoch if given_up else 0,
     )
 
 
-def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
+def _landed_ends(marker: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
     """Return the end of the table's current records in each recreated or truncated partition."""
-    same, known = (keep_same_topics(offsets, before.source, source) for offsets in (before.offsets, before.landed))
-    ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
-    former = {tp for tp in ends if tp in known or tp in truncated_at or tp not in same}
+    marked, landed = (keep_same_topics(offsets, marker.source, source) for offsets in (marker.offsets, marker.landed))
+    ends = {tp: max(landed.get(tp, 0), marked.get(tp, 0)) for tp in marker.offsets}
+    former = {tp for tp in ends if tp in landed or tp in truncated_at or tp not in marked}
     return {tp: min(ends[tp], truncated_at.get(tp, ends[tp])) for tp in sorted(former)}
 
 
-def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
+def _add_spans(existing: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
     """Merge both sets of spans. Omits recreated topics."""
-    kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
-    return merge_spans((*kept, *new.items()))
+    retained = ((tp, span) for tp, spans in existing.items() if tp in same for span in spans)
+    return merge_spans((*retained, *new.items()))

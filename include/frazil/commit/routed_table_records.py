@@ -83,15 +83,15 @@ def newest_remaining_metadata(tables: StreamTables, record: RoutedTableRecord) -
 
 
 def find_renamed_table(
-    tables: StreamTables, record: RoutedTableRecord, named: Collection[Target] = ()
+    tables: StreamTables, record: RoutedTableRecord, candidates: Collection[Target] = ()
 ) -> Target | None:
-    """Return the current name of a renamed table, among the route's recorded tables and `named`."""
+    """Return the current name of a renamed table, among the route's recorded tables and `candidates`."""
     if record.uuid is None:
         return None
-    known = list_recorded_tables(tables)
-    others = run_in_parallel(partial(read_table_record, tables), sorted(known - {record.target}))
-    had = [other.target for other in others if other and other.uuid == record.uuid]
-    for name in (*had, *sorted({*named} - known)):
+    recorded = list_recorded_tables(tables)
+    records = run_in_parallel(partial(read_table_record, tables), sorted(recorded - {record.target}))
+    had = [other.target for other in records if other and other.uuid == record.uuid]
+    for name in (*had, *sorted({*candidates} - recorded)):
         try:
             table = tables.handle(name).refresh()
         except NoSuchTableError:  # it was renamed once more

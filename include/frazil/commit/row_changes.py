@@ -64,11 +64,11 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseR
 
 def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
     """Return, for each partition, one offset span that contains all of these dead letters."""
-    found: dict[TopicPartition, Span] = {}
+    spans: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
-        lowest, end = found.get((topic, partition), (offsets.min(), 0))
-        found[topic, partition] = min(lowest, offsets.min()), max(end, offsets.max() + 1)
-    return {tp: (span,) for tp, span in found.items()}
+        lowest, end = spans.get((topic, partition), (offsets.min(), 0))
+        spans[topic, partition] = min(lowest, offsets.min()), max(end, offsets.max() + 1)
+    return {tp: (span,) for tp, span in spans.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,11 @@ class _FileRewrite:
         for rows in self._read(task, None):
             chosen = self.change.choose(rows)
             self.chosen += int(chosen.sum())
-            kept, removed = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
+            unchanged, removed = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
             added = self.change.replace(removed) if removed.num_rows else removed.slice(0, 0)
             self.dead_letters.update(count_recent(added, now_ms=self.now_ms))
             self.dead_letters.subtract(count_recent(removed, now_ms=self.now_ms))
-            for part in (kept, added):
+            for part in (unchanged, added):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))
 
@@ -190,15 +190,15 @@ ErrorEntry = tuple[str, str]
 
 def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, ErrorEntry]:
     columns = [*COORDINATES, "error_class", "error"]
-    found: dict[Coordinates, ErrorEntry] = {}
+    errors: dict[Coordinates, ErrorEntry] = {}
     for file in files:
         with table.io.new_input(file.path).open() as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=columns):
                 for topic, partition, offset, error_class, error in zip(
                     *(column.to_pylist() for column in batch.columns), strict=True
                 ):
-                    found[topic, partition, offset] = error_class, error
-    return found
+                    errors[topic, partition, offset] = error_class, error
+    return errors
 
 
 def change_after_replay(
@@ -219,23 +219,23 @@ def dead_letters_at(
     replayed: OffsetSets, topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
     """Return the dead letters at these offsets, including dead letters without topic id of earlier versions."""
-    offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
+    offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(bitmap) for tp, bitmap in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
-    found: dict[DeadLetterSource, BitMap64] = {}
+    dead_letters: dict[DeadLetterSource, BitMap64] = {}
     for (topic, partition), positions in offsets.items():
         if positions:
-            found |= {(topic, partition, topic_id): positions for topic_id in {topic_ids.get(topic), None}}
-    return found
+            dead_letters |= {(topic, partition, topic_id): positions for topic_id in {topic_ids.get(topic), None}}
+    return dead_letters
 
 
 def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
     """Add one to the dead letters' `replays`, and put each new error in front of the earlier ones."""
-    before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
+    earlier_reasons = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],
         "error_class": [error_class for error_class, _ in reasons],
-        "error": [_error_history(entry, previous) for entry, previous in zip(reasons, before, strict=True)],
+        "error": [_error_history(entry, previous) for entry, previous in zip(reasons, earlier_reasons, strict=True)],
     }
     for name, values in columns.items():
         field = rows.schema.field(name)

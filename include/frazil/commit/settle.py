@@ -67,8 +67,8 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
         # A later epoch may have read a journal before it was discarded. Cached metadata would not show that epoch.
-        def decide(_: Table, found: Marker | None) -> Marker:
-            marker = check_fence(found, stream=tables.stream, epoch=committer.epoch)
+        def decide(_: Table, current: Marker | None) -> Marker:
+            marker = check_fence(current, stream=tables.stream, epoch=committer.epoch)
             return dataclasses.replace(marker, key=BatchKey(committer.epoch, marker.key.batch + 1))
 
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
@@ -87,16 +87,16 @@ def highest_epoch(tables: StreamTables) -> int:
     """Return the highest epoch ever used, or 0. Epochs never repeat, even after `forget`."""
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
-    found = {marker.key.epoch if marker else tables.journals.highest_epoch()}
+    epochs = {marker.key.epoch if marker else tables.journals.highest_epoch()}
     for target, handle in tables.targets.items():
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
-        found |= {marker.key.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
-        found |= epochs_in_summaries(table.metadata.snapshots, tables.stream)
+        epochs |= {marker.key.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
+        epochs |= epochs_in_summaries(table.metadata.snapshots, tables.stream)
         folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)
-        found |= {int(name) for name in names if name.isdigit()}
-    return max(found, default=0)
+        epochs |= {int(name) for name in names if name.isdigit()}
+    return max(epochs, default=0)
 
 
 def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:

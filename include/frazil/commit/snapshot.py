@@ -361,12 +361,12 @@ def _build_summary(
 
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
     """Return the update that moves the branch. A new branch other than main never expires."""
-    kept: SnapshotRef | None = metadata.refs.get(branch)
+    ref: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(
         ref_name=branch,
         type=SnapshotRefType.BRANCH,
         snapshot_id=snapshot.snapshot_id,
-        max_ref_age_ms=kept.max_ref_age_ms if kept else None if branch == MAIN else FOREVER_MS,
-        max_snapshot_age_ms=kept.max_snapshot_age_ms if kept else None,
-        min_snapshots_to_keep=kept.min_snapshots_to_keep if kept else None,
+        max_ref_age_ms=ref.max_ref_age_ms if ref else None if branch == MAIN else FOREVER_MS,
+        max_snapshot_age_ms=ref.max_snapshot_age_ms if ref else None,
+        min_snapshots_to_keep=ref.min_snapshots_to_keep if ref else None,
     )

@@ -116,20 +116,20 @@ def find_snapshot_set(
         is_past = partial(_is_past_watermark, watermark_ms)
         for stream in streams:
             indexes[stream.main] = histories[stream.main].index_before(stream.stream, indexes[stream.main], is_past)
-    others: dict[str, int] = {}
+    followers: dict[str, int] = {}
     for stream in streams:
         indexes[stream.main], is_left_out = _choose_snapshots(stream, histories, indexes[stream.main])
         for name in (stream.dead_letters, *stream.routed):
-            others[name] = max(_follower_index(histories[name], is_left_out, at_ms), others.get(name, 0))
+            followers[name] = max(_follower_index(histories[name], is_left_out, at_ms), followers.get(name, 0))
     dead_letters = {stream.dead_letters for stream in streams}
-    rows = indexes | {name: index for name, index in others.items() if name not in dead_letters}
-    found = [
+    rows = indexes | {name: index for name, index in followers.items() if name not in dead_letters}
+    members = [
         _table_snapshot(
             streams, histories[name], index, "dead letters" if name in dead_letters else "rows", tables[name]
         )
-        for name, index in (rows | others).items()
+        for name, index in (rows | followers).items()
     ]
-    return SnapshotSet(watermark_ms, tuple(found))
+    return SnapshotSet(watermark_ms, tuple(members))
 
 
 def _first_excluded_batch(
@@ -142,8 +142,8 @@ def _first_excluded_batch(
     settled = marker.settled if marker else None
     if not later and settled is None:
         return None
-    after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
-    end = after if stream.missing_since is None else min(after, stream.missing_since)
+    next_batch = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
+    end = next_batch if stream.missing_since is None else min(next_batch, stream.missing_since)
     routed = (snapshot for name in stream.routed for _, snapshot in histories[name].commits(stream.stream))
     spans = [(first, last) for s in routed if (last := _batch_of(s)) and (first := _batch_of(s, FIRST_RECORD))]
     while split := [first for first, last in spans if first < end <= last]:
@@ -164,9 +164,9 @@ def _choose_snapshots(
         if end is not None:
             main = history.index_before(stream.stream, main, partial(_has_batch_from, end))
         later = {published for s in history.snapshots[:main] if (published := _backfill_id(s))}
-        others = (histories[name] for name in (stream.dead_letters, *stream.routed))
-        after = [key for history_ in others for key in _batches_after(history_, stream.stream, later)]
-        out_of_order = [key for key in after if end is not None and key < end]
+        followers = (histories[name] for name in (stream.dead_letters, *stream.routed))
+        keys = [key for history_ in followers for key in _batches_after(history_, stream.stream, later)]
+        out_of_order = [key for key in keys if end is not None and key < end]
         if not out_of_order:
             break
         end = min(out_of_order)
@@ -285,16 +285,16 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
 def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
     """Remove a tag that `set_tag` created, so that the snapshot may expire. Returns whether the tag existed."""
     tag = TAG_PREFIX + name
-    found = False
+    was_tagged = False
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        nonlocal found
+        nonlocal was_tagged
         existing = table.metadata.refs.get(tag)
         if existing is None:
             return Done(None)
-        found = True
+        was_tagged = True
         requirement = AssertRefSnapshotId(ref=tag, snapshot_id=existing.snapshot_id)
         return Change((requirement,), (RemoveSnapshotRefUpdate(ref_name=tag),), None)
 
     swap(TableHandle.from_table(table), propose, retry_policy=retry_policy)
-    return found
+    return was_tagged

@@ -149,9 +149,9 @@ class _BatchFolder:
     key: BatchKey
     path: str
 
-    def delete_others(self, kept: Set[str] | None) -> int:
-        """Delete all files except those with the bare paths `kept`; none if `kept` is None. Returns their number."""
-        return 0 if kept is None else _delete_others(self.swept.store, self.path, kept)
+    def delete_others(self, needed: Set[str] | None) -> int:
+        """Delete all files except those with bare paths in `needed`; none if it is None. Returns their number."""
+        return 0 if needed is None else _delete_others(self.swept.store, self.path, needed)
 
     def is_merged(self, record: Journal) -> bool:
         """Return whether the batch's files here are merged into the table, which then has few of them."""
@@ -186,9 +186,9 @@ class _BatchFolder:
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
     """Return whether a snapshot's summary names this batch. For a backfill, `stream` is its staging name."""
-    found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
+    commit_key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
-    return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
+    return (summary.get("frazil.stream"), commit_key) == (stream, key) or backfill == stream
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
@@ -315,8 +315,8 @@ def _paths_of(files: Iterable[StagedFile]) -> set[str]:
     return {bare_path(f.path) for f in files}
 
 
-def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
-    waste = [f.path for f in store.list_files(folder) if bare_path(f.path) not in kept]
+def _delete_others(store: ObjectStore, folder: str, needed: Set[str]) -> int:
+    waste = [f.path for f in store.list_files(folder) if bare_path(f.path) not in needed]
     store.delete(waste)
     return len(waste)
 

@@ -71,7 +71,7 @@ def find_missing_files(tables: StreamTables, files: Iterable[StagedFile]) -> lis
         holder = "main" if is_waiting_file(tables, file) else file.target
         by_folder[holder, file.path.rsplit("/", 1)[0]].add(bare_path(file.path))
     missing = (
-        paths - {bare_path(found.path) for found in tables.store_of(holder).list_files(folder)}
+        paths - {bare_path(info.path) for info in tables.store_of(holder).list_files(folder)}
         for (holder, folder), paths in by_folder.items()
     )
     return sorted(set().union(*missing))
@@ -147,11 +147,11 @@ def sweep_waiting_files(
 ) -> None:
     """Delete the files and notes of tables for which no rows wait. Call this right after `settle`."""
     store = tables.store
-    kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
+    needed = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):
         name = folder.rstrip("/").rsplit("/", 1)[-1]
         if name.isdigit() and int(name) < below_epoch:
-            store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in kept])
+            store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in needed])
     for note in load_missing_table_notes(tables):
         if note.target not in waiting and (note.given_up is None or note.given_up <= complete):
             store.delete([_note_path(tables, note.target)])
@@ -163,16 +163,16 @@ def load_missing_table_note(tables: StreamTables, target: Target) -> MissingTabl
 
 
 def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
-    found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
-    return [note for data in found if data is not None and (note := _parse_note(data))]
+    objects = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
+    return [note for data in objects if data is not None and (note := _parse_note(data))]
 
 
 def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
     """Write a missing table's note before any row waits for the table. An earlier `given_up` is kept."""
-    before = load_missing_table_note(tables, note.target)
-    if before is not None and note.given_up is None:
-        note = dataclasses.replace(note, given_up=before.given_up)
-    if note != before:
+    stored = load_missing_table_note(tables, note.target)
+    if stored is not None and note.given_up is None:
+        note = dataclasses.replace(note, given_up=stored.given_up)
+    if note != stored:
         tables.store.put(_note_path(tables, note.target), json.dumps(dataclasses.asdict(note)).encode())
 
 

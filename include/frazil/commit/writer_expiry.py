@@ -171,12 +171,12 @@ class WriterExpiry:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
         old = tuple(expirable_by_writers(plan, metadata))
-        found = old[-self.settings.at_most :]  # more would make one commit slow
-        if found:
-            self._planned = _Removal(found, _refs(metadata))
-        more = self._step if len(found) == len(old) else 0
-        self._due = count_ancestors(metadata) - len(found) + more
-        log.debug("%s, %d by this writer", plan.sentence, len(found))
+        expired = old[-self.settings.at_most :]  # more would make one commit slow
+        if expired:
+            self._planned = _Removal(expired, _refs(metadata))
+        step = self._step if len(expired) == len(old) else 0
+        self._due = count_ancestors(metadata) - len(expired) + step
+        log.debug("%s, %d by this writer", plan.sentence, len(expired))
 
     def _delete_files(self, table: Table, before_ms: int) -> None:
         """Delete the files of snapshots that expired before `before_ms`. The orphan cleanup handles failures."""
@@ -195,8 +195,8 @@ def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table:
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
     manifests = _left_manifests(expired, table)
     if manifests:
-        kept = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in newer)
-        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
+        retained = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in newer)
+        manifests -= {path for snapshot in retained for path in manifest_paths(snapshot, table.io)}
         manifests -= _left_manifests(later, table)
     return manifests | {snapshot.manifest_list for snapshot in expired}
 
@@ -210,13 +210,13 @@ def _left_manifests(expired: Iterable[Snapshot], table: Table) -> set[str]:
     return manifests
 
 
-def _removed_snapshots(before: TableMetadata, after: TableMetadata) -> list[Snapshot]:
-    """Return the snapshots that only `before` has. Compares all of them only if some may have been removed."""
-    added = after.next_sequence_number() - before.next_sequence_number()  # at least one for each new snapshot
-    if len(after.snapshots) - len(before.snapshots) == added:
+def _removed_snapshots(previous: TableMetadata, current: TableMetadata) -> list[Snapshot]:
+    """Return the snapshots that only `previous` has. Compares all of them only if some may have been removed."""
+    added = current.next_sequence_number() - previous.next_sequence_number()  # at least one for each new snapshot
+    if len(current.snapshots) - len(previous.snapshots) == added:
         return []
-    present = {snapshot.snapshot_id for snapshot in after.snapshots}
-    return [snapshot for snapshot in before.snapshots if snapshot.snapshot_id not in present]
+    present = {snapshot.snapshot_id for snapshot in current.snapshots}
+    return [snapshot for snapshot in previous.snapshots if snapshot.snapshot_id not in present]
 
 
 def _versions(table: Table) -> set[str]:
@@ -225,5 +225,5 @@ def _versions(table: Table) -> set[str]:
 
 def _refs(metadata: TableMetadata) -> dict[str, int]:
     """Return the snapshot ids of branches and tags by name. Omits branches that move with each commit."""
-    others = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
-    return {name: ref.snapshot_id for name, ref in others.items() if not name.startswith(open_branch_name(""))}
+    branches = {name: ref for name, ref in metadata.refs.items() if name != MAIN}
+    return {name: ref.snapshot_id for name, ref in branches.items() if not name.startswith(open_branch_name(""))}

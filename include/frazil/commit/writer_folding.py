@@ -100,16 +100,16 @@ class WriterFolding:
         fold, self._rewritten = self._rewritten, None
         if fold is not None:
             self._commit(fold)
-        full = next((tier for tier, found in self._waiting.items() if len(found) >= self.fan_in), None)
+        full = next((tier for tier, tier_files in self._waiting.items() if len(tier_files) >= self.fan_in), None)
         if full is not None:
             waiting, table = self._waiting.pop(full), self.handle.current()
             # Only files in manifests whose entries are in memory can be replaced.
             manifests = live_manifests(head_of(table.metadata), table.io)
             written = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
-            known = {entry.data_file.file_path for remembered in written for entry in remembered.entries}
-            found = tuple(file for file in waiting if file.path in known)
-            if len(found) >= self.fan_in and _can_fold(table, full):
-                self._running = self.start(lambda: self._rewrite(table, full, found))
+            recent_paths = {entry.data_file.file_path for remembered in written for entry in remembered.entries}
+            tier_files = tuple(file for file in waiting if file.path in recent_paths)
+            if len(tier_files) >= self.fan_in and _can_fold(table, full):
+                self._running = self.start(lambda: self._rewrite(table, full, tier_files))
 
     def end(self) -> None:
         """Wait for the thread, up to a timeout. The orphan cleanup deletes files that were not committed."""
@@ -126,13 +126,13 @@ class WriterFolding:
         began_ms = self.clock_ms()
         try:
             folder = f"{data_location(table)}/{FOLDED_FOLDER}/{self.stream}"
-            made = rewrite_files(target_table(table, folder=folder), [file.path for file in files])
+            files_written = rewrite_files(target_table(table, folder=folder), [file.path for file in files])
             # They must survive a loss of power, as the files that they replace do.
-            open_store(folder, table.io.properties).sync_files([file.path for file in made])
+            open_store(folder, table.io.properties).sync_files([file.path for file in files_written])
         except Exception as error:  # storages raise anything, and maintenance compacts what is left
             log.warning("cannot fold %d files of table %s: %r", len(files), self.handle.identifier, error)
             return
-        self._rewritten = _Fold(tier, files, made, began_ms)
+        self._rewritten = _Fold(tier, files, files_written, began_ms)
 
     def _commit(self, fold: _Fold) -> None:
         """Replace the files in one attempt. If another commit came first, that commit wins."""
@@ -141,30 +141,30 @@ class WriterFolding:
             log.info("%d files of table %s were not folded: the next batch came too late", len(fold.files), name)
             self._delete(fold.made, table)
             return
-        found = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
-        if found is None:
+        replacement = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
+        if replacement is None:
             log.info("%d files of table %s were not folded: another program changed them", len(fold.files), name)
             self._delete(fold.made, table)
             return
-        writer = found.writer
+        writer = replacement.writer
         try:
             prepared = writer.prepare(table, summary={"frazil.operation": FOLD_OPERATION}, now_ms=self.clock_ms())
             self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
         except CommitFailedException as error:
             # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
             if self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None:
-                self._add_made(fold, found)
+                self._add_made(fold, replacement)
                 return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
             self._delete(fold.made, table, writer)
-            _forget(found.added)
+            _forget(replacement.added)
         except Exception as error:  # it may have landed, so that nothing is deleted
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
-            self._add_made(fold, found)
+            self._add_made(fold, replacement)
 
-    def _add_made(self, fold: _Fold, done: Replacement) -> None:
-        _forget(done.removed)
+    def _add_made(self, fold: _Fold, replacement: Replacement) -> None:
+        _forget(replacement.removed)
         log.info("folded %d files of table %s into %d", len(fold.files), self.handle.identifier, len(fold.made))
         for file in fold.made:
             self._add(file, level=fold.tier[0] + 1)
@@ -202,8 +202,8 @@ class Replacement:
     """The paths of the new manifests."""
 
 
-def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> Replacement | None:
-    """Return main's snapshot with `files` replaced by `made`, which have the same rows.
+def prepare_replacement(table: Table, files: Sequence[StagedFile], added: Sequence[StagedFile]) -> Replacement | None:
+    """Return main's snapshot with `files` replaced by `added`, which have the same rows.
 
     Returns None unless this process wrote all manifests of these files, and still has the manifests' entries in memory.
     """
@@ -211,14 +211,14 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
     head, folded = head_of(metadata), {file.path for file in files}
     manifests = live_manifests(head, table.io)
     groups = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
-    found = set[str]()
+    paths = set[str]()
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
         listed = folded.intersection(entry.data_file.file_path for entry in written.entries) if written else ()
         if written and listed:
             groups[manifest.partition_spec_id, written.copied.kind][manifest] = written
-            found.update(listed)
-    if found != folded or head is None:
+            paths.update(listed)
+    if paths != folded or head is None:
         return None
     snapshot_id, folder = metadata.new_snapshot_id(), metadata_folder(metadata)
     rewritten = [
@@ -230,5 +230,5 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
     layout = ManifestLayout.for_staged_file(files[0], metadata)
     leaving = [to_data_file(file, spec=layout.spec, schema=layout.schema) for file in files]
     base = BaseManifests(stays, leaving, head.summary, rewritten)
-    writer = SnapshotWriter(made, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)
+    writer = SnapshotWriter(added, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)
     return Replacement(writer, replaced, [manifest.manifest_path for manifest in rewritten])

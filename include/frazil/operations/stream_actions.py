@@ -271,14 +271,14 @@ def compute_moves(
     marker = seen.marker
     if marker and marker.routed is not None and not (spec.sinks.has_routed_tables and spec.sinks.mode.merges):
         held = keep_same_topics(marker.offsets, marker.source, available.source)
-        if again := sum(move.repeated for move in list_moves(target, held=held, available=available)):
+        if again := sum(move.repeated for move in list_moves(target, current=held, available=available)):
             raise SpecError(
                 f"stream {spec.name!r} has or had a route. This reset would make it read "
                 f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
                 f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
                 f"and `frazil backfill {spec.name}`"
             )
-    return list_moves(target, held=keep_same_topics(seen.held, seen.source, available.source), available=available)
+    return list_moves(target, current=keep_same_topics(seen.held, seen.source, available.source), available=available)
 
 
 def carry_out_reset(  # noqa: PLR0913 - all that a reset is about

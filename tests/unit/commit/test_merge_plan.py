@@ -178,7 +178,7 @@ def test_merge_groups_keep_their_tasks_after_the_table_changed(by_region):
     before = plan_merge(table, changes, BOTH, parallelism=3)
 
     table = land(by_region, [staged(100, "r0", size=1_000)])
-    after = plan_merge(table, changes, BOTH, parallelism=3, before=before)
+    after = plan_merge(table, changes, BOTH, parallelism=3, prior=before)
 
     assert len(set(before.tasks) & set(after.tasks)) == 2
 

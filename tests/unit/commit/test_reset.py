@@ -54,7 +54,7 @@ def test_a_reset_move_either_skips_or_repeats_offsets_and_reports_how_many(
     held, now: AvailableOffsets, data: st.DataObject
 ):
     target = {tp: data.draw(st.integers(now.first[tp], now.end[tp])) for tp in PARTITIONS}
-    for move in list_moves(target, held=held, available=now):
+    for move in list_moves(target, current=held, available=now):
         known = held.get((move.topic, move.partition))
         if known is None:
             assert (move.skipped, move.deleted, move.repeated) == (0, 0, 0)
