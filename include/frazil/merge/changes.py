@@ -40,8 +40,8 @@ class NewestChanges:
     coordinates: pa.Table | None = None
     """Coordinates of all changes. Needed for `MergeRules.replays`, and for deletes without an order value."""
 
-    def without(self, taken: Mask) -> NewestChanges:
-        stays = ~taken
+    def without(self, removed: Mask) -> NewestChanges:
+        stays = ~removed
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
         rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
@@ -96,18 +96,18 @@ def _order_across_logs(
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    known, of_times = np.unique(completed.ms, return_inverse=True)
-    latest = known[_running_maximum(of_times[ordered], begins)]
-    before = np.where(begins, 0, np.r_[0, latest[:-1]])
-    later = latest > before
+    distinct, of_times = np.unique(completed.ms, return_inverse=True)
+    latest = distinct[_running_maximum(of_times[ordered], begins)]
+    earlier_latest = np.where(begins, 0, np.r_[0, latest[:-1]])
+    later = latest > earlier_latest
     moved = _differs_from_last(completed.name, ordered, later, first)
     moved = moved | _differs_from_last(completed.server, ordered, later, first)
-    begins_again = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
+    begins_again = later & (earlier_latest > 0) & (latest >= earlier_latest + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     number, values = np.cumsum(begins_again), order[ordered]
-    found = np.empty_like(order)
+    ranks = np.empty_like(order)
     highest = _running_maximum(values, begins | begins_again)
-    found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(values == 0, highest, values)
-    return found
+    ranks[ordered] = (number - number[first]) * (1 + order.max()) + np.where(values == 0, highest, values)
+    return ranks
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
@@ -116,8 +116,8 @@ def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Nu
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
     last = np.r_[-1, last[:-1]]
-    found: Mask = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
-    return found
+    differs: Mask = is_named & (last >= first) & (codes[np.maximum(last, 0)] != codes)
+    return differs
 
 
 def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
@@ -176,28 +176,28 @@ class _ChangesByKey:
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
         """Return the newest changes, with left-out columns filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
-        kept = (
+        filled = (
             rows.column(OMITTED_COLUMNS).to_pylist() if rows.column(OMITTED_COLUMNS).null_count < rows.num_rows else []
         )
-        incomplete = [row for row, missing in enumerate(kept) if missing]
+        incomplete = [row for row, missing in enumerate(filled) if missing]
         if not incomplete:
             return newest
         index_in_order = np.empty_like(self.ordered)
         index_in_order[self.ordered] = np.arange(len(self.ordered))
         sources = {field_id: numbers.copy() for field_id in ids.values()}
         for row in incomplete:
-            kept[row] = self._fill(int(index_in_order[numbers[row]]), kept[row], sources, row)
+            filled[row] = self._fill(int(index_in_order[numbers[row]]), filled[row], sources, row)
         filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
         for name, indexes in filled_by.items():
             rows = replace_column(rows, name, self.changes.column(name).take(pa.array(indexes)))
-        rows = replace_column(rows, OMITTED_COLUMNS, pa.array(kept, rows.schema.field(OMITTED_COLUMNS).type))
+        rows = replace_column(rows, OMITTED_COLUMNS, pa.array(filled, rows.schema.field(OMITTED_COLUMNS).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, index: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
         """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
         change = self.ordered[index]
-        left = set(missing)
-        while left and index > 0:
+        missing_ids = set(missing)
+        while missing_ids and index > 0:
             index -= 1
             before = self.ordered[index]
             if (self.keys[before], self.partitions[before]) != (self.keys[change], self.partitions[change]):
@@ -205,10 +205,10 @@ class _ChangesByKey:
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
             unset = set() if deletes else set(self.changes.column(OMITTED_COLUMNS)[int(before)].as_py() or ())
-            for field_id in left - unset:
+            for field_id in missing_ids - unset:
                 sources[field_id][row] = before
-            left &= unset
-        return sorted(left)
+            missing_ids &= unset
+        return sorted(missing_ids)
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
@@ -230,9 +230,9 @@ def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
 
 def rank_values(array: pa.Array) -> Numbers:
     """Return each value's dense rank. Null has the lowest rank."""
-    found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
-    found[to_mask(array.is_null())] = 0
-    return found
+    ranks: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
+    ranks[to_mask(array.is_null())] = 0
+    return ranks
 
 
 def replace_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -257,11 +257,11 @@ def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, del
 
 def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
     """Return a mask of rows that stay, given their changes. See `MergeRules.replays`."""
-    kept = ~_find_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+    is_kept = ~_find_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
-        return kept
+        return is_kept
     old = column(rows, rules.order_by)
-    return _is_below(orders, old, rules) | ~_is_below(old, orders, rules) & kept
+    return _is_below(orders, old, rules) | ~_is_below(old, orders, rules) & is_kept
 
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
@@ -279,9 +279,9 @@ def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules,
         pc.equal(column(rows, TOPIC), column(coordinates, TOPIC)),
         pc.equal(column(rows, PARTITION), column(coordinates, PARTITION)),
     )
-    before = pc.or_(pc.less(column(rows, OFFSET), column(coordinates, OFFSET)), _find_former_rows(rows, rules))
+    is_earlier = pc.or_(pc.less(column(rows, OFFSET), column(coordinates, OFFSET)), _find_former_rows(rows, rules))
     sooner = pc.less(column(rows, TIMESTAMP), column(coordinates, TIMESTAMP))
-    return to_mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
+    return to_mask(pc.fill_null(pc.if_else(same, is_earlier, sooner), unknown))
 
 
 def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
@@ -301,8 +301,8 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
             same &= are_values_equal(column(changes, name), column(rows, name))
-    found: Mask = same & ~find_deletes(changes)
-    return found
+    unchanged: Mask = same & ~find_deletes(changes)
+    return unchanged
 
 
 def find_own_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
@@ -328,11 +328,11 @@ def find_deletes(changes: pa.Table) -> Mask:
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
     """Return the changes, with left-out columns filled from the rows. `ids` maps names to field ids."""
-    kept = column(changes, OMITTED_COLUMNS)
-    left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
+    omitted = column(changes, OMITTED_COLUMNS)
+    left_out = pc.fill_null(pc.list_value_length(omitted), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
         return changes
-    parents, values = pc.list_parent_indices(kept).to_numpy(), kept.flatten().to_numpy()
+    parents, values = pc.list_parent_indices(omitted).to_numpy(), omitted.flatten().to_numpy()
     for name, field_id in ids.items():
         mask = np.zeros(changes.num_rows, np.bool_)
         mask[parents[values == field_id]] = True
@@ -391,5 +391,5 @@ def _are_equal_nested(left: Any, right: Any) -> bool:
 
 
 def _sign_bits(numbers: pa.Array) -> Mask:
-    found: Mask = np.signbit(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False))
-    return found
+    negative: Mask = np.signbit(pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False))
+    return negative

@@ -59,7 +59,7 @@ class KeyIndex:
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
         ends = {name: pc.min_max(array).as_py() for name, array in columns.items()}
-        self.bounds = {name: (found["min"], found["max"]) for name, found in ends.items()}
+        self.bounds = {name: (bounds["min"], bounds["max"]) for name, bounds in ends.items()}
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
@@ -73,16 +73,16 @@ class KeyIndex:
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
             key_ids = pc.index_in(first, self._values.cast(first.type))
-            found = np.flatnonzero(to_mask(key_ids.is_valid()))
-            return found, key_ids.drop_null().to_numpy().astype(np.int64)
+            row_indexes = np.flatnonzero(to_mask(key_ids.is_valid()))
+            return row_indexes, key_ids.drop_null().to_numpy().astype(np.int64)
         likely = np.flatnonzero(to_mask(pc.is_in(first, self._values)))
         if not len(likely):
             return likely, likely
-        taken = {name: array.take(pa.array(likely)) for name, array in columns.items()}
-        left = pa.table({**taken, ROW_INDEX: pa.array(likely)})
-        fields = [*(left.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)]
+        likely_columns = {name: array.take(pa.array(likely)) for name, array in columns.items()}
+        likely_rows = pa.table({**likely_columns, ROW_INDEX: pa.array(likely)})
+        fields = [*(likely_rows.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)]
         keys = self._keys.cast(pa.schema(fields))
-        joined = left.join(keys, keys=list(self._key), join_type="inner", use_threads=False)
+        joined = likely_rows.join(keys, keys=list(self._key), join_type="inner", use_threads=False)
         indexes = column(joined, ROW_INDEX).to_numpy()
         order = np.argsort(indexes, kind="stable")
         return indexes[order], column(joined, CHANGE_ROW).to_numpy()[order]
@@ -92,7 +92,7 @@ def locate_rows(
     reader: TableFileReader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema
 ) -> Iterator[LocatedRows]:
     """Yield the rows whose keys have changes, file by file. `keys` is the schema of the key columns."""
-    found: list[list[_Match]] = [[] for _ in files]
+    matches: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0
     for number, file in enumerate(files):
@@ -100,26 +100,26 @@ def locate_rows(
             for start, rows in data.row_groups(keys, data.may_hold(keys, index.bounds)):
                 pending.append((number, start, rows))
                 if sum(rows.num_rows for _, _, rows in pending) >= index.batch_rows:
-                    _match_pending(index, pending, found)
+                    _match_pending(index, pending, matches)
                     pending = []
-        whole = pending[0][0] if pending else number + 1
-        yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, whole))
-        yielded = whole
-    _match_pending(index, pending, found)
-    yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
+        complete = pending[0][0] if pending else number + 1
+        yield from (_make_located(reader, files[n], matches[n]) for n in range(yielded, complete))
+        yielded = complete
+    _match_pending(index, pending, matches)
+    yield from (_make_located(reader, files[n], matches[n]) for n in range(yielded, len(files)))
 
 
 _Match = tuple[Numbers, Numbers]
 
 
-def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
+def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], matches: list[list[_Match]]) -> None:
     if not pending:
         return
     indexes, key_ids = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
     first = 0
     for number, start, rows in pending:
         rows_of_group = slice(*np.searchsorted(indexes, (first, first + rows.num_rows)))
-        found[number].append((indexes[rows_of_group] - first + start, key_ids[rows_of_group]))
+        matches[number].append((indexes[rows_of_group] - first + start, key_ids[rows_of_group]))
         first += rows.num_rows
 
 
@@ -160,8 +160,8 @@ class RepeatsRun(TaskRun):
             for rows in self._live_rows(index.batch_rows):
                 indexes, changes = index.find_rows(rows)
                 times = column(rows, self._event_time).take(pa.array(indexes))
-                known = to_mask(times.is_valid())
-                parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
+                has_time = to_mask(times.is_valid())
+                parts.append((codes[changes[has_time]], _to_microseconds(times.drop_null())))
             of_table = np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
             is_repeat = find_repeats_of_table(batch.codes, batch.times, *of_table, within_us=self._within_us)
             matched = BitMap64(np.flatnonzero(is_repeat & batch.timed).tolist()).serialize()
@@ -214,9 +214,9 @@ class RepeatsRun(TaskRun):
         if pending:
             yield pa.concat_tables(pending)
 
-    def _find_repeats(self, batch: _BatchRows, left: Numbers) -> Numbers:
-        """Return the rows among `left` that repeat another row of the batch."""
-        several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
+    def _find_repeats(self, batch: _BatchRows, candidates: Numbers) -> Numbers:
+        """Return the rows among `candidates` that repeat another row of the batch."""
+        several = candidates[np.bincount(batch.codes)[batch.codes[candidates]] > 1] if len(candidates) else candidates
         if not len(several):
             return several
         order = _rank_rows(batch.coordinates.take(pa.array(several)))
@@ -251,15 +251,15 @@ def find_repeats_of_table(
     indexes = np.arange(len(ordered))
     of_table = ordered >= count
     near = np.zeros(len(ordered), np.bool_)
-    before = np.maximum.accumulate(np.where(of_table, indexes, -1))
-    after = np.minimum.accumulate(np.where(of_table, indexes, len(ordered))[::-1])[::-1]
-    for neighbour, exists in ((before, before >= 0), (after, after < len(ordered))):
+    previous_row = np.maximum.accumulate(np.where(of_table, indexes, -1))
+    next_row = np.minimum.accumulate(np.where(of_table, indexes, len(ordered))[::-1])[::-1]
+    for neighbour, exists in ((previous_row, previous_row >= 0), (next_row, next_row < len(ordered))):
         other = ordered[np.clip(neighbour, 0, max(len(ordered) - 1, 0))]
         same = exists & (keys[other] == keys[ordered])
         near |= same & _are_near(moments[other], moments[ordered], within_us)
-    found = np.zeros(len(ordered), np.bool_)
-    found[ordered] = near
-    return found[:count]
+    repeats = np.zeros(len(ordered), np.bool_)
+    repeats[ordered] = near
+    return repeats[:count]
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
@@ -276,27 +276,27 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
     for number in np.unique(group[~near]).tolist():  # few keys recur after more than `within_us`
         start, end = int(first[number]), int(ends[number])
         dropped[start:end] = _repeats_of_key(moments[start:end].tolist(), within_us)
-    found = np.zeros(count, np.bool_)
-    found[ordered] = dropped
-    return found
+    repeats = np.zeros(count, np.bool_)
+    repeats[ordered] = dropped
+    return repeats
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
     """Return a mask of rows that repeat an earlier, kept row. The rows have one key, and are in order of rank."""
-    kept: list[int] = []
+    kept_times: list[int] = []
     dropped = []
     for time in times:
-        position = bisect.bisect_left(kept, time - within_us)
-        repeat = position < len(kept) and kept[position] <= time + within_us
+        position = bisect.bisect_left(kept_times, time - within_us)
+        repeat = position < len(kept_times) and kept_times[position] <= time + within_us
         dropped.append(repeat)
         if not repeat:
-            bisect.insort(kept, time)
+            bisect.insort(kept_times, time)
     return dropped
 
 
-def _are_near(times: Numbers, others: Numbers, within_us: int) -> Mask:
+def _are_near(times: Numbers, other_times: Numbers, within_us: int) -> Mask:
     """Return a mask of times at most `within_us` apart, without overflow."""
-    later, earlier = np.maximum(times, others).astype(np.uint64), np.minimum(times, others).astype(np.uint64)
+    later, earlier = np.maximum(times, other_times).astype(np.uint64), np.minimum(times, other_times).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
@@ -311,11 +311,11 @@ def _rank_rows(rows: pa.Table) -> Numbers:
     for start, end in pairwise([*begins.tolist(), count]):
         reached[start:end] = np.maximum.accumulate(reached[start:end])
     stamps[ordered] = reached
-    found = np.empty(count, np.int64)
-    found[np.lexsort((np.arange(count), offsets, partitions, stamps))] = np.arange(count)
-    return found
+    ranks = np.empty(count, np.int64)
+    ranks[np.lexsort((np.arange(count), offsets, partitions, stamps))] = np.arange(count)
+    return ranks
 
 
 def _to_microseconds(times: pa.Array) -> Numbers:
-    found: Numbers = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    micros: Numbers = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
+    return micros

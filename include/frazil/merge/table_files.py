@@ -115,16 +115,16 @@ class TableFileReader:
         self.on_progress(self.rows_read)
 
     def read_rows(self, path: str, schema: Schema) -> pa.Table:
-        found = self.open(path)
-        with found:
+        reader = self.open(path)
+        with reader:
             return pa.concat_tables(
-                [empty_table(nullable_arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))]
+                [empty_table(nullable_arrow_schema(schema)), *(rows for _, rows in reader.row_groups(schema))]
             )
 
     def deleted_positions(self, file: TableFile) -> Numbers:
-        found = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
-        named = [positions for positions in found if positions is not None]
-        return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
+        cached = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
+        deletes = [positions for positions in cached if positions is not None]
+        return np.unique(np.concatenate(deletes)) if deletes else np.zeros(0, np.int64)
 
     def _cached_deletes(self, delete: DeleteFile) -> dict[str, Numbers]:
         if delete.alone:  # it concerns one data file
@@ -183,8 +183,8 @@ class DataFileReader:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the first position and the rows of each row group; with `wanted`, only of these row groups."""
+    def row_groups(self, schema: Schema, groups: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the first position and the rows of each row group; with `groups`, only of these row groups."""
         physical, expected = self._schema, nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -193,19 +193,19 @@ class DataFileReader:
         names = [field.name for field in existing.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
         requested, values = self._missing_columns(schema, physical)
-        for group in range(self.file.num_row_groups) if wanted is None else wanted:
+        for group in range(self.file.num_row_groups) if groups is None else groups:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
             batches = [
                 _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
-            found = pa.Table.from_batches(batches) if batches else empty_table(expected)
+            rows_read = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for index, value in values.items():
                 kind = expected.field(index).type
-                rows = pa.nulls(len(found), kind) if value is None else pa.repeat(value, len(found)).cast(kind)
-                found = found.set_column(index, expected.field(index), rows)
-            yield starts[group], fill_hidden_nulls(found).cast(expected)
+                rows = pa.nulls(len(rows_read), kind) if value is None else pa.repeat(value, len(rows_read)).cast(kind)
+                rows_read = rows_read.set_column(index, expected.field(index), rows)
+            yield starts[group], fill_hidden_nulls(rows_read).cast(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         parts = [empty_table(nullable_arrow_schema(schema))]
@@ -232,19 +232,19 @@ class DataFileReader:
         partition values, and null for variants.
         """
         fields, values = list(schema.fields), {}
-        for index, wanted in enumerate(schema.fields):
-            if wanted.field_id in physical.field_ids:
+        for index, target in enumerate(schema.fields):
+            if target.field_id in physical.field_ids:
                 continue
-            if (text := self.constants.get(wanted.field_id)) is not None:
-                assert isinstance(wanted.field_type, PrimitiveType)
-                fields[index] = wanted.model_copy(update={"required": False})
-                value = from_bytes(wanted.field_type, base64.b64decode(text))
-                values[index] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
-            elif isinstance(wanted.field_type, VariantType) and not wanted.required:
+            if (text := self.constants.get(target.field_id)) is not None:
+                assert isinstance(target.field_type, PrimitiveType)
+                fields[index] = target.model_copy(update={"required": False})
+                value = from_bytes(target.field_type, base64.b64decode(text))
+                values[index] = pa.scalar(value, schema_to_pyarrow(target.field_type))
+            elif isinstance(target.field_type, VariantType) and not target.required:
                 values[index] = None
-            elif wanted.required and wanted.initial_default is None:
+            elif target.required and target.initial_default is None:
                 raise SchemaIncompatible(
-                    f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "
+                    f"{self.path} does not have the column {target.name}, which the table requires. Another program "
                     "added this file: delete its rows with that program, or write them again with the column"
                 )
         return Schema(*fields), values
@@ -328,12 +328,12 @@ def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile
     io: FileIO = load_file_io(dict(target.io), location=target.folder)
     reader, schema = TableFileReader(io, target.properties), target.schema
     writer = TableWriter(target, "main", io=io, file_name=file_namer(0, 0))
-    wanted = writer.layout.arrow_schema
+    arrow_schema = writer.layout.arrow_schema
     try:
         for path in paths:
             with reader.open(path) as data:
                 for _, rows in data.row_groups(schema):
-                    writer.add(rows.select(wanted.names).cast(wanted))
+                    writer.add(rows.select(arrow_schema.names).cast(arrow_schema))
         return tuple(writer.finish())
     except BaseException:
         writer.abort()

@@ -119,11 +119,11 @@ class _MergeRun(TaskRun):
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
-        before, after = (
+        old_windows, new_windows = (
             pc.fill_null(column(table, rules.event_time).cast(pa.int64()), NO_EVENT_TIME).to_numpy() // rules.window_us
             for table in (rows, changes)
         )
-        moved: Mask = before != after
+        moved: Mask = old_windows != new_windows
         return moved
 
     def _write_counted(self, rows: pa.Table) -> None:
@@ -200,12 +200,12 @@ def _files_to_join(
     records = sum(file.records for file in files)
     row_bytes = sum(file.bytes for file in files) / records if records else DEFAULT_ROW_BYTES
     size = max(MIN_FILE_BYTES, new_rows * row_bytes + copied)
-    rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
+    remaining = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
     joined: set[str] = set()
     while True:
-        tier = [file for file in rest if file.bytes <= MAX_TIER_RATIO * size]
+        tier = [file for file in remaining if file.bytes <= MAX_TIER_RATIO * size]
         if len(tier) < MIN_JOINED_FILES:
             return joined
         joined |= {file.path for file in tier}
         size += sum(file.bytes for file in tier)
-        rest = rest[len(tier) :]
+        remaining = remaining[len(tier) :]
