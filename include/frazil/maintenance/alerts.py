@@ -96,18 +96,18 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
         f"{format_rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition "
         "has few bytes, declare a coarser partition-by"
     )
-    shown = f"{health.data_files:,} data files of {average} on average"
-    yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, shown, sentence)
+    value = f"{health.data_files:,} data files of {average} on average"
+    yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, value, sentence)
     yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
         added = format_rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
-        has, since = "has", "without a compaction in its history"
+        verb, since = "has", "without a compaction in its history"
         if last:
-            has, since = "has received", f"since the last compaction, at {format_utc(last)}"
-        sentence = f"{table} {has} {added} in {health.files_since_compaction:,} files {since}. {compact}"
-        shown = f"{added} not compacted"
-        yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
+            verb, since = "has received", f"since the last compaction, at {format_utc(last)}"
+        sentence = f"{table} {verb} {added} in {health.files_since_compaction:,} files {since}. {compact}"
+        value = f"{added} not compacted"
+        yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, value, sentence)
 
 
 def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
@@ -116,16 +116,16 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
         origin = "merges leave at most one per data file; the rest belong to removed data files or another engine"
-    shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
-    sentence = f"{table} has {shown}, which every reader must apply; {origin}. {compact}"
-    yield Reading("delete-files", beyond, limits.delete_files, shown, sentence)
+    value = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
+    sentence = f"{table} has {value}, which every reader must apply; {origin}. {compact}"
+    yield Reading("delete-files", beyond, limits.delete_files, value, sentence)
     sentence = (
         f"{health.deleted_rows:,} rows in data files of {table} ({health.deleted_percent:.1f} %) are deleted, but "
         f"every reader still reads them. {compact}. A stream with `merge: merge-on-read` leaves them to compaction; "
         "`merge: auto` does not"
     )
-    shown = f"{health.deleted_percent:.1f} % of the rows are deleted"
-    yield Reading("deleted-rows", health.deleted_percent, limits.deleted_rows, shown, sentence)
+    value = f"{health.deleted_percent:.1f} % of the rows are deleted"
+    yield Reading("deleted-rows", health.deleted_percent, limits.deleted_rows, value, sentence)
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
@@ -145,34 +145,34 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
     for stream in health.streams:
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_ms = freshness_ms(stream, now_ms=now_ms)
-        shown = late_message(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
+        value = late_message(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
         status = f"`frazil status {stream.name}`"
         sentence = (
-            f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
+            f"stream {stream.name} of {health.table} is late: {value}{_why_unknown(stream)}. {status} shows whether "
             "its writer is paused, and what holds it back"
         )
         unread = stream.lag is None and stream.lag_problem is None
         stale_s = None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
-        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
+        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, value, sentence, hold_ms=0)
         if settings.alerts.lag is not None:
             sentence = (
                 f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
                 f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions"
             )
-            shown = f"{waiting} records wait"
+            value = f"{waiting} records wait"
             if stream.lag is None:
-                shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
-            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
+                value, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
+            yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, value, sentence)
             yield unmeasured_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
 
 
 def unmeasured_reading(subject: str, label: str, problem: str | None) -> Reading:
     """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
-    shown = f"the {label} was read" if problem is None else f"the {label} is unknown"
+    value = f"the {label} was read" if problem is None else f"the {label} is unknown"
     sentence = f"the {label} cannot be read, so no alert about it fires: {problem}"
-    return Reading(f"{UNMEASURED_RULE}:{subject}", int(problem is not None), 0, shown, sentence)
+    return Reading(f"{UNMEASURED_RULE}:{subject}", int(problem is not None), 0, value, sentence)
 
 
 def _why_unknown(stream: StreamHealth) -> str:
@@ -248,9 +248,9 @@ class AlertStates:
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
         """Parse stored states. Drops invalid ones."""
         states = {}
-        for rule, kept in (value or {}).items():
+        for rule, fields in (value or {}).items():
             with suppress(msgspec.ValidationError):
-                states[rule] = AlertState(*convert(kept, tuple[int, bool, int | None, int, bool]))
+                states[rule] = AlertState(*convert(fields, tuple[int, bool, int | None, int, bool]))
         return cls(states)
 
 
@@ -267,7 +267,7 @@ class AlertStep:
 def evaluate_readings(  # noqa: PLR0913 - keywords, one with a default
     previous: AlertStates,
     subject: str,
-    seen: Iterable[Reading] | str,
+    measured: Iterable[Reading] | str,
     alerts: Alerts,
     *,
     now_ms: int,
@@ -276,28 +276,28 @@ def evaluate_readings(  # noqa: PLR0913 - keywords, one with a default
     """Evaluate the readings of a subject, or the problem that prevented them. After a problem, active alerts stay, and
     `unmeasured` may fire. `unwatched` is the reason why a rule has no reading.
     """
-    readings = _unmeasured_readings(previous, subject, seen) if isinstance(seen, str) else seen
-    found = {r.rule: r for r in readings} if alerts.enabled else {}
-    if found:
-        found.setdefault(UNMEASURED_RULE, Reading(UNMEASURED_RULE, 0, 0, "measured again", ""))
+    readings = _unmeasured_readings(previous, subject, measured) if isinstance(measured, str) else measured
+    by_rule = {r.rule: r for r in readings} if alerts.enabled else {}
+    if by_rule:
+        by_rule.setdefault(UNMEASURED_RULE, Reading(UNMEASURED_RULE, 0, 0, "measured again", ""))
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
-    for rule in sorted(found.keys() | previous.rules.keys()):
-        before, reading = previous.rules.get(rule), found.get(rule) or _unknown_reading(found, rule)
+    for rule in sorted(by_rule.keys() | previous.rules.keys()):
+        former, reading = previous.rules.get(rule), by_rule.get(rule) or _unknown_reading(by_rule, rule)
         own_ms = hold_ms if reading is None or reading.hold_ms is None else reading.hold_ms
-        after = _next_state(before, reading, hold_ms=own_ms, now_ms=now_ms)
-        was_active = before is not None and before.active
+        after = _next_state(former, reading, hold_ms=own_ms, now_ms=now_ms)
+        was_active = former is not None and former.active
         if after is not None:
             states[rule] = after
         if reading is not None and after is not None and after.active:
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
-        elif before is not None and was_active:
+        elif former is not None and was_active:
             state = reading.shown if reading is not None else unwatched
             resolved.append(
                 Alert(
-                    rule, subject, state, before.since_ms, f"{subject}: the alert {rule} is over: {state}", before.alone
+                    rule, subject, state, former.since_ms, f"{subject}: the alert {rule} is over: {state}", former.alone
                 )
             )
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
@@ -311,46 +311,46 @@ def _unmeasured_readings(previous: AlertStates, subject: str, problem: str) -> I
     yield Reading(UNMEASURED_RULE, 1, 0, problem, sentence)
 
 
-def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
+def _unknown_reading(by_rule: Mapping[str, Reading], rule: str) -> Reading | None:
     """Return an unknown reading for a rule `<name>:<subject>` if the common source of such rules could not be read."""
-    whole = found.get(rule.partition(":")[0])
-    if whole is None or not whole.is_unreadable:
+    reading = by_rule.get(rule.partition(":")[0])
+    if reading is None or not reading.is_unreadable:
         return None
     sentence = f"the alert {rule} was active when it was last measured, and its value is unknown now"
-    return replace(whole, rule=rule, sentence=sentence)
+    return replace(reading, rule=rule, sentence=sentence)
 
 
 def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
     """Return the steps by subject. Alerts that fire after the first `limit` get `alone=False`."""
-    fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
+    fired = [(subject, alert.rule) for subject, step in steps.items() for alert in step.fired]
     together = set(fired[limit:])
 
-    def mark(subject: str, made: AlertStep) -> AlertStep:
+    def mark(subject: str, step: AlertStep) -> AlertStep:
         def mark_alert(alert: Alert) -> Alert:
             return replace(alert, alone=alert.alone and (subject, alert.rule) not in together)
 
         states = {
             rule: replace(state, alone=state.alone and (subject, rule) not in together)
-            for rule, state in made.states.rules.items()
+            for rule, state in step.states.rules.items()
         }
-        fired, active = (tuple(map(mark_alert, alerts)) for alerts in (made.fired, made.active))
-        return AlertStep(AlertStates(states), fired, made.resolved, active)
+        fired, active = (tuple(map(mark_alert, alerts)) for alerts in (step.fired, step.active))
+        return AlertStep(AlertStates(states), fired, step.resolved, active)
 
-    return {subject: mark(subject, made) for subject, made in steps.items()}
+    return {subject: mark(subject, step) for subject, step in steps.items()}
 
 
-def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
+def _next_state(former: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
     if reading is None:
         return None
     if reading.value is None:
-        return before
-    if before is not None and before.active:
-        return None if reading.is_clear else before
+        return former
+    if former is not None and former.active:
+        return None if reading.is_clear else former
     if not reading.is_beyond:
         return None
-    if before is None:
+    if former is None:
         return AlertState(now_ms, active=hold_ms == 0, seen_ms=now_ms)
-    gap_ms = max(now_ms - (before.seen_ms or before.since_ms), 0)  # a clock may have been set back
-    unseen = gap_ms > max(hold_ms, MAX_MISSED_MEASUREMENTS * max(before.gap_ms, DEFAULT_GAP_MS))
-    since_ms = now_ms if unseen else min(before.since_ms, now_ms)
+    gap_ms = max(now_ms - (former.seen_ms or former.since_ms), 0)  # a clock may have been set back
+    unseen = gap_ms > max(hold_ms, MAX_MISSED_MEASUREMENTS * max(former.gap_ms, DEFAULT_GAP_MS))
+    since_ms = now_ms if unseen else min(former.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)

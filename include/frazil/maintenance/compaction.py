@@ -141,27 +141,27 @@ def plan_compaction(  # noqa: PLR0913 - what a plan depends on
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
-    left: list[SkippedPartition] = []
+    skipped: list[SkippedPartition] = []
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
         evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
         if isinstance(evaluated, Rewrite) and partition.key in too_long:
             reason = f"{evaluated.reason}; Spark cannot create its folder, because the name is too long"
-            left.append(SkippedPartition(partition, SkipReason.LONG_PATH, f"{reason}: {FIX_FOR_LONG_PATHS}"))
+            skipped.append(SkippedPartition(partition, SkipReason.LONG_PATH, f"{reason}: {FIX_FOR_LONG_PATHS}"))
         elif isinstance(evaluated, Rewrite):
             is_busy = partition.key in busy and not evaluated.applies_deletes
             worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
         elif evaluated:
-            left.append(evaluated)
+            skipped.append(evaluated)
     worth.sort(key=lambda w: (not w[0], -removed_files_per_byte(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
     pieces, waiting = _split_busy([rewrite for _, rewrite in worth if rewrite.busy], target=target)
-    left += waiting
-    taken, beyond = _select_within_budget(settings.budget, [*free, *pieces], old, target=target)
-    left += beyond
+    skipped += waiting
+    selected, beyond = _select_within_budget(settings.budget, [*free, *pieces], old, target=target)
+    skipped += beyond
     dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
-    return CompactionPlan(taken, tuple(left), _describe_plan(taken, left), dangling)
+    return CompactionPlan(selected, tuple(skipped), _describe_plan(selected, skipped), dangling)
 
 
 def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bool:
@@ -243,7 +243,7 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[SkippedPartition]]:
     """Split rewrites of busy partitions into parts that finish between two batches. Also returns skipped partitions."""
     pieces: list[Rewrite] = []
-    left: list[SkippedPartition] = []
+    skipped: list[SkippedPartition] = []
     each = max(MAX_BUSY_ACTIONS // max(len(busy), 1), 1)
     for rewrite in busy:
         part: Rewrite | None = rewrite
@@ -252,14 +252,14 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         limit = f"a rewrite of at most {target:,} bytes might not halve the number of its files"
         if part is not None:
             reason = f"{part.reason}; batches are being merged into it"
-            more = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
-            if len(group_into_actions([*pieces, *more], target=target)) <= MAX_BUSY_ACTIONS:
-                pieces += more
+            copies = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
+            if len(group_into_actions([*pieces, *copies], target=target)) <= MAX_BUSY_ACTIONS:
+                pieces += copies
                 continue
             limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
         wait_reason = f"{rewrite.reason}; batches are being merged into it, and {limit}"
-        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, wait_reason))
-    return pieces, left
+        skipped.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, wait_reason))
+    return pieces, skipped
 
 
 def _files_after_rewrite(size: int, target: int) -> int:
@@ -275,39 +275,39 @@ def _select_within_budget(
     part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is always done whole.
     A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part surely halves its files.
     """
-    taken: list[Rewrite] = []
-    left: list[SkippedPartition] = []
-    rest, spent = budget, f"the run's budget of {budget:,} bytes is used for partitions that gain more"
+    selected: list[Rewrite] = []
+    skipped: list[SkippedPartition] = []
+    room, spent = budget, f"the run's budget of {budget:,} bytes is used for partitions that gain more"
     for position, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
         rewrite = _add_older_specs(alone, overlapping)
         cost = rewrite.bytes + rewrite.old_spec_bytes
-        fitting = rewrite if cost <= rest else None if overlapping else _plan_small_part(rewrite, rest, target=target)
+        fitting = rewrite if cost <= room else None if overlapping else _plan_small_part(rewrite, room, target=target)
         if overlapping and cost > budget:
             old_spec_files = format_count(rewrite.old_spec_files, "small file")
             reason = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
             reason = f"{reason} ({cost:,} bytes): rewrite those files by hand"
-            left.append(SkippedPartition(alone.partition, SkipReason.OVERLAP, reason))
+            skipped.append(SkippedPartition(alone.partition, SkipReason.OVERLAP, reason))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
-        if fitting is None and deletes and not taken and not overlapping:
+        if fitting is None and deletes and not selected and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
             reason = (
                 f"{rewrite.reason}; the rewrite exceeds the budget of a run, and rewriting a part might not "
                 "halve the number of its files"
             )
-            left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, reason))
+            skipped.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, reason))
             continue
         if fitting is not None:
-            taken.append(fitting)
-            rest -= fitting.bytes + fitting.old_spec_bytes
+            selected.append(fitting)
+            room -= fitting.bytes + fitting.old_spec_bytes
             old = [p for p in old if not _may_share_rows(p, alone.partition)]
-        if fitting is not rewrite or rest <= 0:
+        if fitting is not rewrite or room <= 0:
             later = ordered[position + 1 if fitting else position :]
-            left += [SkippedPartition(r.partition, SkipReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
+            skipped += [SkippedPartition(r.partition, SkipReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
             break
-    return tuple(taken), left
+    return tuple(selected), skipped
 
 
 def _may_share_rows(first: PartitionFiles, other: PartitionFiles) -> bool:
@@ -324,25 +324,25 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
     if not overlapping:
         return rewrite
     all_deletes = rewrite.all_deletes and rewrite.files == 1  # several small files are chosen for their size
-    whole = rewrite.applies_deletes or all_deletes  # Iceberg then takes every file that has deletes, however large
+    takes_all = rewrite.applies_deletes or all_deletes  # Iceberg then takes every file that has deletes, however large
     due = rewrite.deleted_percent is not None
-    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
-    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
+    files = sum(p.files if takes_all else p.small_files + due * p.deletes.due_files for p in overlapping)
+    size = sum(p.bytes if takes_all else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
     text = f"{rewrite.reason}, with up to {format_count(files, 'small file')} of older specs"
     return dataclasses.replace(rewrite, reason=text, old_spec_files=files, old_spec_bytes=size, all_deletes=all_deletes)
 
 
-def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
-    below a size. At most `bytes / below` of the files are not below this size (Markov's inequality). An even number of
-    files below half the target becomes at most half as many.
+def _plan_small_part(rewrite: Rewrite, budget: int, *, target: int) -> Rewrite | None:
+    """Return a rewrite of as many files as fit into `budget` bytes, if it halves their number. Iceberg rewrites all
+    files below a size. At most `bytes / below` of the files are not below this size (Markov's inequality). An even
+    number of files below half the target becomes at most half as many.
     """
     if rewrite.deleted_percent is not None:
-        return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
-    if rewrite.applies_deletes or rest < target:
+        return _plan_due_part(rewrite, budget // max(rewrite.partition.deletes.due_largest_bytes, 1))
+    if rewrite.applies_deletes or budget < target:
         return None
     below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
-    files = min(rest // below, rewrite.files - rewrite.bytes // below) // 2 * 2
+    files = min(budget // below, rewrite.files - rewrite.bytes // below) // 2 * 2
     if files < 2:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
@@ -372,16 +372,16 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
 
 
 def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[SkippedPartition]) -> str:
-    done, reasons = list(rewrites), Counter(each.kind for each in left_partitions)
-    if done:
-        files, size, removed = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
-        where = format_count(len(done), "partition")
-        kind = "data or delete file" if any(r.partition.delete_files for r in done) else "file"
+    rewritten, reasons = list(rewrites), Counter(each.kind for each in left_partitions)
+    if rewritten:
+        files, size, removed = (sum(getattr(r, name) for r in rewritten) for name in ("files", "bytes", "removed"))
+        where = format_count(len(rewritten), "partition")
+        kind = "data or delete file" if any(r.partition.delete_files for r in rewritten) else "file"
         head = (
             f"a rewrite of {format_count(files, 'data file')} ({size:,} bytes) in {where} removes "
             f"{format_count(removed, kind)}"
         )
     else:
         head = "no partition is worth a rewrite"
-    rest = ", ".join(f"{count:,} ({kind})" for kind, count in reasons.most_common())
-    return f"{head}; partitions not rewritten: {rest}" if rest else head
+    skipped = ", ".join(f"{count:,} ({kind})" for kind, count in reasons.most_common())
+    return f"{head}; partitions not rewritten: {skipped}" if skipped else head

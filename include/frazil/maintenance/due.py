@@ -40,8 +40,8 @@ def plan_manifests(
         fewest = sum(ideal.values())
         few = f"a rewrite would not halve {format_count(total, 'manifest')}: {fewest:,} would remain"
         return ManifestPlan((), few)
-    left = sum(ideal[group] if group.spec_id in worth else group.manifests for group in groups)
-    return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
+    resulting = sum(ideal[group] if group.spec_id in worth else group.manifests for group in groups)
+    return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {resulting:,}")
 
 
 class Action(StrEnum):
@@ -67,12 +67,12 @@ def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
     """Return whether each action is due, and why. At `full_check_at`, a daily check does not rely on metadata alone."""
-    again = full_check_at is not None and (
+    is_full_check = full_check_at is not None and (
         (timedelta(milliseconds=health.at_ms) - full_check_at) % timedelta(days=1) < settings.every
     )
     manifests = plan_manifests(health.manifest_groups, settings.manifests)
     checks = {
-        Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
+        Action.COMPACTION: _check_compaction(health, settings.compaction, is_full_check=is_full_check),
         Action.MANIFESTS: DueCheck(bool(manifests.spec_ids), manifests.sentence),
         Action.EXPIRY: _check_expiry(health, settings.expiry),
     }
@@ -80,7 +80,7 @@ def find_due_actions(
     return {action: check if is_enabled(settings, action) else off for action, check in checks.items()}
 
 
-def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool) -> DueCheck:
+def _check_compaction(health: TableHealth, settings: Compaction, *, is_full_check: bool) -> DueCheck:
     if health.delete_files_per_file >= MIN_DELETES_PER_FILE and (
         not health.merged or _has_many_deletes(health, settings)
     ):
@@ -88,7 +88,7 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
         return DueCheck(True, f"{deletes}, with {health.deleted_percent:.1f} % of the rows deleted")
     if health.data_files < settings.min_files and not health.delete_files:
         return DueCheck(False, f"{format_count(health.data_files, 'file', 'is|are')} few enough")
-    if again:
+    if is_full_check:
         return DueCheck(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "added since the last compaction" if health.last_compaction_at_ms is not None else "not compacted"
@@ -113,8 +113,8 @@ def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
         return DueCheck(False, f"{format_count(health.main_snapshots, 'snapshot')} of main, which are always kept")
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
-        kept = format_duration(settings.keep)
-        reason = f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
+        keep = format_duration(settings.keep)
+        reason = f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {keep}"
         return DueCheck(False, reason)
     count = format_count(health.main_snapshots, "snapshot")
     return DueCheck(True, f"{count} of main, the oldest {format_elapsed(age_ms)} old")

@@ -255,21 +255,21 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
     last_ms = last_commit_ms(metadata, spec.name) or (marked.timestamp_ms if marked else None)
     watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
     interval_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    found = StreamHealth(spec.name, None, last_ms, watermark_ms, interval_ms)
+    health = StreamHealth(spec.name, None, last_ms, watermark_ms, interval_ms)
     if writer := observe_writer(spec.name):
         heartbeat, live = writer.heartbeat, get_fresh_heartbeat(writer, now_ms=now_ms)
         overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.key.epoch)
-        found = replace(
-            found,
+        health = replace(
+            health,
             lag=get_known_lag(live) if live else None,
             caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
-    stale = (freshness_ms(found, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
+    stale = (freshness_ms(health, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
     needed = lag_query is LagQuery.FOR_ALERTS and (stale or spec.maintenance.alerts.lag is not None)
-    if found.lag is None and marker and (needed or lag_query is LagQuery.ALWAYS):
+    if health.lag is None and marker and (needed or lag_query is LagQuery.ALWAYS):
         answer = kafka_lag(spec, marker)
-        return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
-    return replace(found, lag_problem=problem if found.lag is None else None)
+        return replace(health, lag_problem=answer) if isinstance(answer, str) else replace(health, lag=answer)
+    return replace(health, lag_problem=problem if health.lag is None else None)
 
 
 def observe_writer(stream: str) -> Observation | None:
@@ -284,9 +284,9 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:
     """Return the number of offsets between the marker and the ends of Kafka's logs, or why it is unknown."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
-            found = kafka.describe()
-            check_same_source(marker.source, found.identity, stream=spec.name)
-            first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
+            observed = kafka.describe()
+            check_same_source(marker.source, observed.identity, stream=spec.name)
+            first, ends = kafka.earliest(observed.partitions), kafka.ends(observed.partitions)
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return " ".join(str(error).split())
@@ -301,9 +301,9 @@ def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]
 
 def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
     """Return the undeclared tables that the stream's template may have created."""
-    known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
+    declared = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with translate_catalog_errors(catalog.name):
-        new = [name for name in list_matching_names(catalog, spec.sinks) if name not in known]
+        new = [name for name in list_matching_names(catalog, spec.sinks) if name not in declared]
         return [template_table(spec, name, specs) for name in new]
 
 

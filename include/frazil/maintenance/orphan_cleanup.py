@@ -82,16 +82,16 @@ class OrphanReport:
 
     @property
     def sentence(self) -> str:
-        found = (
+        counts = (
             f"{format_count(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
             f"still be committed, {self.young:,} too young, {format_count(self.candidates, 'orphan')} of "
             f"{self.candidate_bytes:,} bytes"
         )
-        done = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
+        deletions = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
         if self.refused:
-            return f"{self.table}: {'stopped' if self.deleted else 'refused'}: {self.refused}. {found}; {done}"
+            return f"{self.table}: {'stopped' if self.deleted else 'refused'}: {self.refused}. {counts}; {deletions}"
         later = f"; {self.waiting:,} wait for a run at least an hour later, after the table's next commit"
-        return f"{self.table}: {found}; {done}{later if self.waiting else ''}"
+        return f"{self.table}: {counts}; {deletions}{later if self.waiting else ''}"
 
 
 class _CleanupRefused(Exception):
@@ -115,10 +115,10 @@ def clean_orphans(
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):
         try:
-            before = load_maintained(catalog, table)
+            loaded = load_maintained(catalog, table)
         except NoSuchTableError as error:
             raise absent_table_error(table.identifier, table.streams) from error
-    cleanup = _Cleanup(catalog, table.settings.orphans, before, now_ms, neighbours)
+    cleanup = _Cleanup(catalog, table.settings.orphans, loaded, now_ms, neighbours)
     try:
         report = cleanup.run(report)
     except _CleanupRefused as refusal:
@@ -127,8 +127,8 @@ def clean_orphans(
     if not dry_run:
         ending = Ending.REFUSED if report.refused else Ending.DONE
         numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
-        made = PastOutcome(now_ms, ORPHAN_CLEANUP, ending, report.refused or report.sentence, numbers)
-        store_outcomes(before, [made], now_ms=now_ms)
+        outcome = PastOutcome(now_ms, ORPHAN_CLEANUP, ending, report.refused or report.sentence, numbers)
+        store_outcomes(loaded, [outcome], now_ms=now_ms)
     return report
 
 
@@ -157,50 +157,50 @@ class _Cleanup:
                 raise _CleanupRefused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
-        table, references, found = self._evaluate()
+        table, references, evaluation = self._evaluate()
         report = replace(
             report,
-            listed=found.listed,
-            referenced=found.referenced,
-            registered=found.registered,
-            young=found.young,
-            candidates=len(found.candidates),
-            candidate_bytes=found.candidate_bytes,
-            examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
+            listed=evaluation.listed,
+            referenced=evaluation.referenced,
+            registered=evaluation.registered,
+            young=evaluation.young,
+            candidates=len(evaluation.candidates),
+            candidate_bytes=evaluation.candidate_bytes,
+            examples=tuple(file.info.path for file in evaluation.candidates[:MAX_EXAMPLES]),
         )
-        if found.refused:
-            return replace(report, refused=found.refused)
+        if evaluation.refused:
+            return replace(report, refused=evaluation.refused)
         progress = Progress.of(table.metadata)
-        ready = find_deletable(found.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
+        ready = find_deletable(evaluation.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
         deleted, stopped = self._delete(ready, references)
-        still = {file.info.path for file in found.candidates}.difference(file.info.path for file in deleted)
-        store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
+        remaining = {file.info.path for file in evaluation.candidates}.difference(file.info.path for file in deleted)
+        store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(remaining))).to_bytes())
         size = sum(file.info.bytes for file in deleted)
-        return replace(report, deleted=len(deleted), deleted_bytes=size, waiting=len(still), refused=stopped)
+        return replace(report, deleted=len(deleted), deleted_bytes=size, waiting=len(remaining), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """Return the table (loaded after the listing), its references, and the classified files."""
-        others, roots = self._load_other_folders(), self._find_roots()
+        other_folders, roots = self._load_other_folders(), self._find_roots()
         listing = self._list_files(roots)
         table, references = self._load_references()
         if lost := listing_problem({file.resolved.path for file in listing}, references, roots):
             raise _CleanupRefused(lost)
-        files = select_own_files(listing, roots=roots, others=others)
+        files = select_own_files(listing, roots=roots, other_folders=other_folders)
         if apart := find_apart_metadata(files, table, self.resolve):
             raise _CleanupRefused(
                 f"another table's files are in this table's folder: {apart}. Move one of the tables, or declare "
                 f"`maintenance: {{orphans: off}}`"
             )
         undecided = _read_undecided(table)
-        found = classify_files(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
-        if foreign := find_foreign_metadata(found.candidates, table):
+        evaluation = classify_files(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
+        if foreign := find_foreign_metadata(evaluation.candidates, table):
             raise _CleanupRefused(
                 f"{foreign} is the metadata of another table in the same folder: if that table was dropped, delete its "
                 "metadata yourself"
             )
-        return table, references, found.without(find_undecided_manifests(found.candidates, table, undecided))
+        return table, references, evaluation.without(find_undecided_manifests(evaluation.candidates, table, undecided))
 
     def _store(self, location: str) -> ObjectStore:
         return open_store(location, self.before.io.properties)
@@ -219,11 +219,11 @@ class _Cleanup:
     def _load_other_folders(self) -> list[TableFolders]:
         """Return all other tables' folders. Refuses the cleanup if one is shared with this table."""
         name = ".".join(self.before.name())
-        others = load_all_folders(self.catalog, self.resolve) if self.neighbours is None else self.neighbours
-        others = [folders for folders in others if folders.identifier != name]
-        if shared := find_shared_folder(table_folders(self.before, self.resolve), others):
+        other_folders = load_all_folders(self.catalog, self.resolve) if self.neighbours is None else self.neighbours
+        other_folders = [folders for folders in other_folders if folders.identifier != name]
+        if shared := find_shared_folder(table_folders(self.before, self.resolve), other_folders):
             raise _CleanupRefused(f"{shared}, so the owner of its files is unknown")
-        return others
+        return other_folders
 
     def _find_roots(self) -> dict[StorePath, str]:
         """Return the folders to list: the table's location, and data and metadata folders elsewhere."""
@@ -251,7 +251,7 @@ class _Cleanup:
         for _ in range(MAX_READ_ATTEMPTS):
             table = self._reload()
             try:
-                references = read_references(table, self.resolve, before=self.before)
+                references = read_references(table, self.resolve, loaded=self.before)
             except FileNotFoundError as error:
                 log.info("%s: a snapshot expired while it was read, reading again: %s", table.name(), error)
                 continue
@@ -272,7 +272,7 @@ class _Cleanup:
         """Delete the files in batches, between reloads. Return the deleted files, and any reason why the deletion
         stopped.
         """
-        done: list[ListedFile] = []
+        deleted_files: list[ListedFile] = []
         for _, group in groupby(ready, key=lambda file: file.resolved.store):
             files = list(group)
             for batch in (
@@ -282,16 +282,16 @@ class _Cleanup:
                     table = self._reload()
                     needed, undecided = read_new_references(table, references, self.resolve), _read_undecided(table)
                     waste = [f for f in batch if f.resolved.path not in needed and not undecided.holds(f.resolved.path)]
-                    left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
+                    failed = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
-                    return done, _error_text(error)
-                deleted = [file for file in waste if file.info.path not in left]
+                    return deleted_files, _error_text(error)
+                deleted = [file for file in waste if file.info.path not in failed]
                 log.debug("deleted orphans: %s", [file.info.path for file in deleted])
-                done += deleted
-                if left:
-                    others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
-                    return done, f"{_error_text(next(iter(left.values())))}{others}"
-        return done, None
+                deleted_files += deleted
+                if failed:
+                    more_text = f", and {len(failed) - 1} more files" if len(failed) > 1 else ""
+                    return deleted_files, f"{_error_text(next(iter(failed.values())))}{more_text}"
+        return deleted_files, None
 
 
 def _error_text(error: Exception) -> str:

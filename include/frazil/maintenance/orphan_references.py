@@ -57,12 +57,12 @@ def load_all_tables(catalog: Catalog) -> Iterator[Table]:
                 continue  # dropped meanwhile, or not an Iceberg table
 
 
-def read_references(table: Table, resolve: Callable[[str], StorePath], *, before: Table) -> References:
-    """Return all files that the table references. Its `live` files are in the newest snapshot of `before`."""
+def read_references(table: Table, resolve: Callable[[str], StorePath], *, loaded: Table) -> References:
+    """Return all files that the table references. Its `live` files are in the newest snapshot of `loaded`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}
-    newest = before.current_snapshot()
+    newest = loaded.current_snapshot()
     of_newest = {
         manifest.manifest_path
         for snapshot, found in zip(snapshots, lists, strict=True)
@@ -78,9 +78,9 @@ def read_references(table: Table, resolve: Callable[[str], StorePath], *, before
         paths.update(found.path for found in resolved)
         if path in of_newest:
             live.update(resolved)
-    kept = [resolve(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
-    if not newest or kept[-1].path in paths:
-        live.update(found for found in kept if found.path in paths)
+    checked = [resolve(path) for path in (loaded.metadata_location, *([newest.manifest_list] if newest else ()))]
+    if not newest or checked[-1].path in paths:
+        live.update(found for found in checked if found.path in paths)
     return References(paths, live, frozenset(manifests))
 
 
@@ -96,18 +96,18 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
     return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
-def read_new_references(table: Table, known: References, resolve: Callable[[str], StorePath]) -> set[str]:
-    """Return the paths of all metadata files, and of files in manifests that `known` does not have."""
-    found = {resolve(path).path for path in _metadata_files(table)}
+def read_new_references(table: Table, references: References, resolve: Callable[[str], StorePath]) -> set[str]:
+    """Return the paths of all metadata files, and of files in manifests that `references` does not have."""
+    paths = {resolve(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
-        if (listed := resolve(snapshot.manifest_list).path) in known.paths:
+        if (listed := resolve(snapshot.manifest_list).path) in references.paths:
             continue
-        found.add(listed)
+        paths.add(listed)
         for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in known.manifests:
-                found.add(resolve(manifest.manifest_path).path)
-                found.update(resolve(path).path for path in _list_files(manifest, table.io))
-    return found
+            if manifest.manifest_path not in references.manifests:
+                paths.add(resolve(manifest.manifest_path).path)
+                paths.update(resolve(path).path for path in _list_files(manifest, table.io))
+    return paths
 
 
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
@@ -126,7 +126,7 @@ def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, und
             return False
 
     answers = ExecutorFactory.get_or_create().map(names_undecided, avro)
-    return {path for path, kept in zip(avro, answers, strict=True) if kept}
+    return {path for path, is_undecided in zip(avro, answers, strict=True) if is_undecided}
 
 
 def _bare_manifest(path: str) -> ManifestFile:
@@ -139,10 +139,10 @@ def find_apart_metadata(files: Iterable[ListedFile], table: Table, resolve: Call
     """Return the path of another table's `metadata.json`, if any: its folder never held this table's metadata."""
     folders = {resolve(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
     folders.add(table_folders(table, resolve).metadata.path)
-    found = (
+    candidates = (
         f for f in files if METADATA_SUFFIX in f.resolved.name and f.resolved.path.rsplit("/", 1)[0] not in folders
     )
-    return next((file.info.path for file in found), None)
+    return next((file.info.path for file in candidates), None)
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
@@ -150,7 +150,7 @@ def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.resolved.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own_key = (None, str(table.metadata.table_uuid))
-    return next((path for path, found in zip(paths, ids, strict=True) if found not in own_key), None)
+    return next((path for path, uuid in zip(paths, ids, strict=True) if uuid not in own_key), None)
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:

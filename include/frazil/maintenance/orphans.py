@@ -91,11 +91,11 @@ class OrphanMemory:
 
     def after(self, now: OrphanRun) -> Self:
         """Return the memory after the run `now`: adds its new orphans, and drops orphans that it no longer found."""
-        found = set(now.paths)
-        kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
-        fresh = sorted(found.difference(*(run.paths for run in kept)))
-        room = max(MAX_REMEMBERED - sum(len(run.paths) for run in kept), 0)
-        return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
+        paths = set(now.paths)
+        runs = [replace(run, paths=tuple(path for path in run.paths if path in paths)) for run in self.runs]
+        fresh = sorted(paths.difference(*(run.paths for run in runs)))
+        room = max(MAX_REMEMBERED - sum(len(run.paths) for run in runs), 0)
+        return replace(self, runs=tuple(run for run in (*runs, replace(now, paths=tuple(fresh[:room]))) if run.paths))
 
 
 _CANONICAL_SCHEMES = {
@@ -133,11 +133,11 @@ def normalise_path(path: str) -> StorePath:
     """Normalise a path: `s3a://b//t/x` equals `s3://b/t/x/`, and `file:/t/x` equals `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
-    family, rest = _CANONICAL_SCHEMES.get(scheme, scheme), path[match.end() :] if match else path
+    family, path_part = _CANONICAL_SCHEMES.get(scheme, scheme), path[match.end() :] if match else path
     authority = ""
-    if family != "file" and rest.startswith("//"):
-        authority, _, rest = rest[2:].partition("/")
-    return StorePath(f"{family}:{authority.lower()}", _clean_path(rest))
+    if family != "file" and path_part.startswith("//"):
+        authority, _, path_part = path_part[2:].partition("/")
+    return StorePath(f"{family}:{authority.lower()}", _clean_path(path_part))
 
 
 def _clean_path(path: str) -> str:
@@ -197,12 +197,12 @@ class TableFolders:
         return self.location, self.data, self.metadata
 
 
-def find_shared_folder(folders: TableFolders, others: Iterable[TableFolders]) -> str | None:
+def find_shared_folder(folders: TableFolders, other_folders: Iterable[TableFolders]) -> str | None:
     """Return why a table's folders may contain other tables' files; None if they cannot."""
     for folder in folders.all:
         if folder.path == "/" or (folder != folders.location and folders.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
-    for other in others:
+    for other in other_folders:
         for mine in folders.all:
             if mine in other.all or any(mine.is_inside(theirs) for theirs in (other.data, other.metadata)):
                 return f"its folder {mine.path} is shared with table {other.identifier}"
@@ -240,17 +240,17 @@ class Evaluation:
 
     def without(self, undecided: Set[str]) -> Self:
         """Count undecided candidates (their paths) as registered files instead."""
-        left = tuple(file for file in self.candidates if file.info.path not in undecided)
-        registered = self.registered + len(self.candidates) - len(left)
-        return replace(self, registered=registered, candidates=left)
+        remaining = tuple(file for file in self.candidates if file.info.path not in undecided)
+        registered = self.registered + len(self.candidates) - len(remaining)
+        return replace(self, registered=registered, candidates=remaining)
 
 
 def select_own_files(
-    listing: Iterable[ListedFile], *, roots: Iterable[StorePath], others: Iterable[TableFolders]
+    listing: Iterable[ListedFile], *, roots: Iterable[StorePath], other_folders: Iterable[TableFolders]
 ) -> list[ListedFile]:
     """Return the listed files, without hidden files (such as those below `_frazil`) and other tables' files."""
     starts = [root.path for root in roots]
-    inside = [p.path for other in others for p in other.all if p.path not in starts]
+    inside = [p.path for other in other_folders for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
     return [
         file
@@ -261,8 +261,8 @@ def select_own_files(
 
 
 def _is_hidden(path: str, start: str) -> bool:
-    rest = path[len(start) :] if below(path, start) else ""
-    return "/_" in rest or "/." in rest
+    relative = path[len(start) :] if below(path, start) else ""
+    return "/_" in relative or "/." in relative
 
 
 def classify_files(
@@ -283,10 +283,10 @@ def classify_files(
         else:
             candidates.append(file)
     candidates.sort(key=lambda file: (file.resolved.store, file.info.path))
-    found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    too_large = _share_problem(found, total_bytes, limit=settings.max_share)
+    evaluation = Evaluation(len(files), referenced, registered, young, tuple(candidates))
+    too_large = _share_problem(evaluation, total_bytes, limit=settings.max_share)
     refused = _find_similar_paths(candidates, references) or too_large
-    return replace(found, refused=refused)
+    return replace(evaluation, refused=refused)
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[StorePath]) -> str | None:
@@ -297,10 +297,10 @@ def listing_problem(present: Set[str], references: References, roots: Collection
             f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
             f"such as {_examples(lost)}: the listing is of another folder, or incomplete"
         )
-    found = sum(p.path in present for p in references.live)
-    if 2 * found < len(references.live):
+    listed = sum(p.path in present for p in references.live)
+    if 2 * listed < len(references.live):
         return (
-            f"only {found} of the table's {len(references.live)} live files are below "
+            f"only {listed} of the table's {len(references.live)} live files are below "
             f"{_examples(r.path for r in roots)}: paths may be written in an unknown form"
         )
     return None
@@ -318,14 +318,14 @@ def _find_similar_paths(candidates: Iterable[ListedFile], references: References
     )
 
 
-def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
+def _share_problem(evaluation: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     """Return why the candidates are too many to delete; None if they are not."""
-    count, size = len(found.candidates), found.candidate_bytes
-    if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
+    count, size = len(evaluation.candidates), evaluation.candidate_bytes
+    if 100 * count <= limit * evaluation.listed and 100 * size <= limit * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) are orphans, over max-share {limit} %: check "
-        "some of them. If they are orphans, declare a larger maintenance.orphans.max-share"
+        f"{count} of {evaluation.listed} files ({size} of {total_bytes} bytes) are orphans, over max-share {limit} %: "
+        "check some of them. If they are orphans, declare a larger maintenance.orphans.max-share"
     )
 
 
@@ -333,13 +333,13 @@ def find_deletable(
     candidates: Iterable[ListedFile], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[ListedFile]:
     """Return the candidates that a run found at least an hour ago, if the table has had a commit since then."""
-    known = {
+    confirmed = {
         path
         for run in runs
         if now_ms - run.at_ms >= MIN_RUN_DISTANCE_MS and run.standing.is_superseded_by(progress)
         for path in run.paths
     }
-    return [file for file in candidates if file.info.path in known]
+    return [file for file in candidates if file.info.path in confirmed]
 
 
 def _examples(paths: Iterable[str]) -> str:

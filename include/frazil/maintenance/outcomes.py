@@ -93,10 +93,10 @@ def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int
 
 def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
     """Load the table, and store the results like `store_outcomes`. Never raises."""
-    made = [PastOutcome.of(outcome, at_ms=now_ms) for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
+    past = [PastOutcome.of(outcome, at_ms=now_ms) for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
     try:
-        if made:
-            store_outcomes(catalog.load_table(identifier), made, now_ms=now_ms)
+        if past:
+            store_outcomes(catalog.load_table(identifier), past, now_ms=now_ms)
     except Exception as error:  # catalogs raise what their clients raise
         log.warning("the maintenance results of %s could not be stored: %s", identifier, error)
 
@@ -117,19 +117,19 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     """Encode the newest results of each action and ending. Skips results more than `MAX_OUTCOME_AGE_MS` from now."""
-    seen: Counter[tuple[str, Ending, bool]] = Counter()
-    kept = []
+    counts: Counter[tuple[str, Ending, bool]] = Counter()
+    retained = []
     for outcome in sorted(past, key=lambda outcome: outcome.at_ms, reverse=True):
         # Only the newest run that found nothing to do is kept. It shows when the table was last checked.
         found_nothing = outcome.ending is Ending.DONE and bool(outcome.numbers) and not any(outcome.numbers.values())
         kind = outcome.action, outcome.ending, found_nothing
-        seen[kind] += 1
+        counts[kind] += 1
         if (
-            seen[kind] <= (1 if found_nothing else MAX_OUTCOMES_PER_KIND)
+            counts[kind] <= (1 if found_nothing else MAX_OUTCOMES_PER_KIND)
             and abs(now_ms - outcome.at_ms) <= MAX_OUTCOME_AGE_MS
         ):
-            kept.append(asdict(replace(outcome, sentence=shorten(outcome.sentence, MAX_SENTENCE_CHARACTERS))))
-    content = {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
+            retained.append(asdict(replace(outcome, sentence=shorten(outcome.sentence, MAX_SENTENCE_CHARACTERS))))
+    content = {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": retained[::-1]}
     return json.dumps(content).encode()
 
 
@@ -146,14 +146,14 @@ def report_maintenance(
         return
     try:
         loaded = open_existing_catalog(table.catalog).load_table(table.identifier)
-        found, snapshot = table_dataset(loaded), loaded.current_snapshot()
+        dataset, snapshot = table_dataset(loaded), loaded.current_snapshot()
     except Exception as error:  # anything that the catalog raises; the log has what was done
         log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
         return
     failed = [f"{outcome.action}: {outcome.sentence}" for outcome in worth if outcome.ending is Ending.FAILED]
     facts = RunFacts(
-        inputs=(found,),
-        output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
+        inputs=(dataset,),
+        output=replace(dataset, snapshot_id=snapshot.snapshot_id if snapshot else None),
         error="; ".join(failed) or None,
         actions=tuple(
             {"action": str(o.action), "ending": str(o.ending), "sentence": o.sentence, "numbers": dict(o.numbers)}
@@ -161,5 +161,5 @@ def report_maintenance(
         ),
     )
     run = jobs.run(f"maintenance.{table.name}")
-    run.started(began_ms, RunFacts(inputs=(found,)))
+    run.started(began_ms, RunFacts(inputs=(dataset,)))
     run.ended(clock.now_ms(), facts)

@@ -41,9 +41,9 @@ _DELETED_PATH = 2_147_483_546
 class _EntryReader:
     """Reads the wanted primitive fields of manifest entries. `index` has each field's index, by id."""
 
-    def __init__(self, *wanted: int) -> None:
+    def __init__(self, *field_ids: int) -> None:
         data_file: Any = MANIFEST_ENTRY_SCHEMAS[3].find_type("data_file")
-        fields = [f for f in data_file.fields if f.field_id in wanted or not f.field_type.is_primitive]
+        fields = [f for f in data_file.fields if f.field_id in field_ids or not f.field_type.is_primitive]
         self.index = {f.field_id: position for position, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),
@@ -153,12 +153,12 @@ def read_partitions(
             sizes.extend(count.sizes)
     column = _time_column(maintained)
     described = {spec_id: _PartitionDescriber(spec, table.schema(), column) for spec_id, spec in table.specs().items()}
-    made = (described[key[0]].partition(key[1], count) for key, count in total.items())
-    return tuple(sorted(made, key=lambda p: (p.path, p.spec_id)))
+    partitions = (described[key[0]].partition(key[1], count) for key, count in total.items())
+    return tuple(sorted(partitions, key=lambda p: (p.path, p.spec_id)))
 
 
 def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    index, found = _DELETES.index, []
+    index, deletes = _DELETES.index, []
     for file in _DELETES.live(io, manifest):
         lower, upper = ((file[index[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         is_for_one_file = (
@@ -166,10 +166,10 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
         )
         key = _partition_key(manifest.partition_spec_id, file[index[_PARTITION]])
         data_file = lower.decode() if is_for_one_file and lower is not None else file[index[_REFERENCED]]
-        found.append(
+        deletes.append(
             _DeleteFile(key, file[index[_PATH]], file[index[_RECORDS]], file[index[_SIZE]], data_file, is_for_one_file)
         )
-    return found
+    return deletes
 
 
 def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
@@ -257,8 +257,8 @@ class _PartitionDescriber:
             small_files=count.small_files,
             small_bytes=count.small_bytes,
             delete_files=count.delete_files,
-            window_end_us=min(self._unit_starts(values, after=1), default=None),
-            window_begin_us=max(self._unit_starts(values, after=0), default=None),
+            window_end_us=min(self._unit_starts(values, steps=1), default=None),
+            window_begin_us=max(self._unit_starts(values, steps=0), default=None),
             p10_bytes=p10(count.sizes),
             deletes=count.deletes,
         )
@@ -269,8 +269,8 @@ class _PartitionDescriber:
         except (ValueError, TypeError, OverflowError):  # a time beyond the year 9999, or a dropped column
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
-    def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
-        """Yield the start (us since 1970) of each time value's unit, or of the unit `after` units later."""
+    def _unit_starts(self, values: Sequence[Any], *, steps: int) -> Iterable[int]:
+        """Yield the start (us since 1970) of each time value's unit, or of the unit `steps` units later."""
         for index, unit in self._units:
             if values[index] is not None:
-                yield int(np.datetime64(values[index] + after, unit).astype("datetime64[us]").astype(np.int64))
+                yield int(np.datetime64(values[index] + steps, unit).astype("datetime64[us]").astype(np.int64))

@@ -47,8 +47,8 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
     """Read which snapshots the table's signals need, if any. Raises MarkerUnreadable, and the catalog's errors."""
-    seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
-    if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
+    views = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
+    if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in views):
         return Pins()
     return signals.read_pins(catalog, maintained.identifier, maintained.settings.expiry, now_ms=now_ms)
 
@@ -195,5 +195,5 @@ def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int
         return now_ms * 1_000 - NO_WATERMARK_DELAY_US
     if maintained.kind is not TableKind.MAIN:
         return now_ms * 1_000 - HOST_CLOCK_DELAY_US
-    known = complete_until_us(find_feeds(table, maintained.streams))
-    return now_ms * 1_000 - NO_WATERMARK_DELAY_US if known is None else known
+    complete_us = complete_until_us(find_feeds(table, maintained.streams))
+    return now_ms * 1_000 - NO_WATERMARK_DELAY_US if complete_us is None else complete_us

@@ -54,9 +54,9 @@ def maintain(
 ) -> tuple[Outcome, ...]:
     """Run the actions that have useful work, and store their outcomes. Raises only EnvironmentUnusable."""
     run = _ActionRunner(spark, catalog, maintained, now_ms)
-    made = tuple(run.outcome(action) for action in Action if action in actions)
-    load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
-    return made
+    outcomes = tuple(run.outcome(action) for action in Action if action in actions)
+    load_and_store_outcomes(catalog, maintained.identifier, outcomes, now_ms=now_ms)
+    return outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,40 +75,40 @@ class _ActionRunner:
         if not is_enabled(self.maintained.settings, action):
             return self._make_outcome(action, Ending.SKIPPED, "it is switched off")
         try:
-            made = do()
+            result = do()
         except LostRace as conflict:
-            made = self._make_outcome(action, Ending.GAVE_UP, f"another commit won: {conflict}")
+            result = self._make_outcome(action, Ending.GAVE_UP, f"another commit won: {conflict}")
         except NoSuchTableError:
-            made = self._make_outcome(action, Ending.SKIPPED, "the table does not exist yet")
+            result = self._make_outcome(action, Ending.SKIPPED, "the table does not exist yet")
         except EnvironmentUnusable:
             raise
         except FrazilError as error:
             reason = f"{type(error).__name__}: {error}"
-            made = self._make_outcome(action, Ending.FAILED, reason, exit_code=error.exit_code)
+            result = self._make_outcome(action, Ending.FAILED, reason, exit_code=error.exit_code)
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
-            made = self._make_outcome(action, Ending.FAILED, str(error), exit_code=1)
+            result = self._make_outcome(action, Ending.FAILED, str(error), exit_code=1)
         except Exception as error:  # the next action and the next table still get their turn
             log.exception("%s of %s failed", action, self.maintained.identifier)
-            made = self._make_outcome(action, Ending.FAILED, repr(error), exit_code=1)
-        log.log(logging.ERROR if made.exit_code else logging.INFO, "%s", made)
-        return made
+            result = self._make_outcome(action, Ending.FAILED, repr(error), exit_code=1)
+        log.log(logging.ERROR if result.exit_code else logging.INFO, "%s", result)
+        return result
 
     def _compact(self) -> Outcome:
         table, plan = self._planner.compaction()
         if not plan.rewrites and not plan.dangling:
             return self._make_outcome(Action.COMPACTION, Ending.SKIPPED, plan.sentence)
-        dangling, made = plan.dangling, None
+        dangling, outcome = plan.dangling, None
         if plan.rewrites:
-            made = self._rewrite(table, plan)
+            outcome = self._rewrite(table, plan)
             if any(r.partition.delete_files for r in plan.rewrites):
                 dangling = self._planner.compaction()[1].dangling  # with those whose data files were just rewritten
-        made = made or self._make_outcome(Action.COMPACTION, Ending.DONE, plan.sentence)
+        outcome = outcome or self._make_outcome(Action.COMPACTION, Ending.DONE, plan.sentence)
         if not dangling:
-            return made
+            return outcome
         dropped = self._open(table).drop_deletes(dangling)
-        sentence = f"{made.sentence}; also dropped {format_count(dropped, 'delete file')} whose data files are gone"
-        return dataclasses.replace(made, sentence=sentence, numbers={**made.numbers, "deletes-dropped": dropped})
+        sentence = f"{outcome.sentence}; also dropped {format_count(dropped, 'delete file')} whose data files are gone"
+        return dataclasses.replace(outcome, sentence=sentence, numbers={**outcome.numbers, "deletes-dropped": dropped})
 
     def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
         sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
@@ -202,24 +202,24 @@ class _ActionRunner:
         return Outcome(self.maintained.identifier, action, ending, sentence, numbers or {}, exit_code)
 
 
-def rewrite_ending(done: RewriteResult) -> tuple[Ending, str]:
+def rewrite_ending(result: RewriteResult) -> tuple[Ending, str]:
     """Return how a rewrite ended, and why some files remain."""
-    if done.errors:
-        return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
-    failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
-    lost = [f"another commit won: {text}" for text in dict.fromkeys(done.lost)]
-    if done.removed:
+    if result.errors:
+        return Ending.FAILED, "; ".join(dict.fromkeys(result.errors))
+    failed = [f"{result.failed:,} failed before their commit, see Spark's log"] if result.failed else []
+    lost = [f"another commit won: {text}" for text in dict.fromkeys(result.lost)]
+    if result.removed:
         return Ending.DONE, "; ".join(failed + lost) or "another commit won, or the files are gone"
     if failed or lost:
         return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
     return Ending.FAILED, "Iceberg does not find the files by their partitions. Rewrite them by hand, and report this"
 
 
-def growth_note(before: float, after: float, properties: Mapping[str, str]) -> str:
+def growth_note(old_size: float, new_size: float, properties: Mapping[str, str]) -> str:
     """Return a note if the rewritten files take at least twice the bytes, or ""."""
-    if after < 2 * before or not before:
+    if new_size < 2 * old_size or not old_size:
         return ""
-    note = f"; they are now {after / before:.0f} times as large"
+    note = f"; they are now {new_size / old_size:.0f} times as large"
     if properties.get(PAGE_VERSION_PROPERTY) == "v2":
         return note
     return f"{note}, in Parquet's older encodings: see `{PAGE_VERSION_PROPERTY}` in docs/explanation/performance.md"
@@ -239,8 +239,8 @@ def run_maintenance(
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]
-        more = f" and {len(tables) - MAX_LISTED} more" if len(tables) > MAX_LISTED else ""
-        name = f"frazil maintenance of {', '.join(identifiers[:MAX_LISTED])}{more}"
+        more_text = f" and {len(tables) - MAX_LISTED} more" if len(tables) > MAX_LISTED else ""
+        name = f"frazil maintenance of {', '.join(identifiers[:MAX_LISTED])}{more_text}"
         spark = start_session(name, *{t.catalog for t in tables})
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
@@ -250,9 +250,9 @@ def run_maintenance(
         try:
             for table in tables:
                 now_ms, catalog = clock.now_ms(), open_existing_catalog(table.catalog)
-                made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
-                report_maintenance(jobs, table, made, began_ms=now_ms)
-                outcomes += made
+                table_outcomes = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
+                report_maintenance(jobs, table, table_outcomes, began_ms=now_ms)
+                outcomes += table_outcomes
                 if report:  # written after each table, so that the report of a killed run has the finished tables
                     report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))
         finally:

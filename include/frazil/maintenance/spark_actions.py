@@ -112,20 +112,20 @@ class SparkTable:
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Run one action. If it loses against merges into busy partitions, run it again at once."""
-        done = RewriteResult()
-        for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
+        total = RewriteResult()
+        for attempts_left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
-                made = self._rewrite(batch, sort=sort)
+                result = self._rewrite(batch, sort=sort)
             except LostRace as conflict:
-                made = RewriteResult(lost=(str(conflict),))
+                result = RewriteResult(lost=(str(conflict),))
             except SparkFailed as error:
-                made = RewriteResult(errors=(str(error),))
-            done = replace(done + made, lost=made.lost)
-            if not (made.lost and left):
+                result = RewriteResult(errors=(str(error),))
+            total = replace(total + result, lost=result.lost)
+            if not (result.lost and attempts_left):
                 break
             with convert_java_errors():
                 self.java.refresh()
-        return done
+        return total
 
     def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         metadata, options = self.table.metadata, self._options(batch)
@@ -140,19 +140,19 @@ class SparkTable:
             action = action.filter(row_filter)
             for key, value in options.items():
                 action = action.option(key, value)
-            done = action.snapshotProperty("frazil.operation", COMPACTION_OPERATION).execute()
-            removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
+            result = action.snapshotProperty("frazil.operation", COMPACTION_OPERATION).execute()
+            removed, failed = result.rewrittenDataFilesCount(), result.failedDataFilesCount()
             may_have_lost = not failed and (not removed or (len(batch) > 1 and batch[0].busy))
             groups = self._count_groups(row_filter, options, begun) if may_have_lost else 0
-            lost = ("its commits failed",) if groups > done.rewriteResults().size() else ()
-        return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
+            lost = ("its commits failed",) if groups > result.rewriteResults().size() else ()
+        return RewriteResult(removed, result.addedDataFilesCount(), result.rewrittenBytesCount(), failed, lost)
 
     def _count_groups(self, row_filter: Any, options: dict[str, str], snapshot_id: int) -> int:
         """Return how many groups of files the action had to rewrite. Iceberg does not report failed partial commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
-        made = planner(self.java, row_filter, snapshot_id, True)
-        made.init(options)
-        return int(made.plan().totalGroupCount())
+        file_planner = planner(self.java, row_filter, snapshot_id, True)
+        file_planner.init(options)
+        return int(file_planner.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
         target, rewrite = target_file_bytes(self.table), batch[0]
@@ -187,28 +187,28 @@ class SparkTable:
 
     def drop_deletes(self, paths: Collection[str]) -> int:
         """Remove all these delete files, which have no data files. Returns their number."""
-        files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
+        files, remaining = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()
             change = self.java.newRewrite()
             for manifest in self.java.currentSnapshot().deleteManifests(self.java.io()):
                 entries = files.readDeleteManifest(manifest, self.java.io(), self.java.specs())
-                found = entries.iterator()
-                while left and found.hasNext():
-                    file = found.next()
-                    if (path := file.location()) in left:
+                iterator = entries.iterator()
+                while remaining and iterator.hasNext():
+                    file = iterator.next()
+                    if (path := file.location()) in remaining:
                         change.deleteFile(file)
-                        left.remove(path)
+                        remaining.remove(path)
                 entries.close()
-            if len(left) < len(paths):
+            if len(remaining) < len(paths):
                 change.set("frazil.operation", COMPACTION_OPERATION).commit()
-        return len(paths) - len(left)
+        return len(paths) - len(remaining)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
         with convert_java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
-            done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
-            return (_count_items(done.rewrittenManifests()), _count_items(done.addedManifests()))
+            result = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
+            return (_count_items(result.rewrittenManifests()), _count_items(result.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
         """Expire snapshots with the files that only they reference. Returns the number of files by kind."""
@@ -216,12 +216,12 @@ class SparkTable:
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)  # no snapshot is older than 1970
             for each in snapshot_ids:
                 action = action.expireSnapshotId(each)
-            done = action.execute()
+            result = action.execute()
             return {
-                "data-files": done.deletedDataFilesCount(),
-                "delete-files": done.deletedPositionDeleteFilesCount() + done.deletedEqualityDeleteFilesCount(),
-                "manifests": done.deletedManifestsCount(),
-                "manifest-lists": done.deletedManifestListsCount(),
+                "data-files": result.deletedDataFilesCount(),
+                "delete-files": result.deletedPositionDeleteFilesCount() + result.deletedEqualityDeleteFilesCount(),
+                "manifests": result.deletedManifestsCount(),
+                "manifest-lists": result.deletedManifestListsCount(),
             }
 
 
@@ -279,8 +279,8 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
         return _begins_with(expressions, column, value, width=transform.width)
     term = column
     if not isinstance(transform, IdentityTransform):
-        made = jvm.org.apache.iceberg.transforms.Transforms.fromString(str(transform))
-        term = expressions.transform(column.name(), made)
+        java_transform = jvm.org.apache.iceberg.transforms.Transforms.fromString(str(transform))
+        term = expressions.transform(column.name(), java_transform)
     if value is None:
         return expressions.isNull(term)
     if isinstance(value, float) and math.isnan(value):
@@ -295,10 +295,10 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
         return expressions.equal(column, value)
     if isinstance(value, str):
         return expressions.startsWith(column, value)
-    lowest, rest = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
-    if not rest:
+    lowest, prefix = expressions.greaterThanOrEqual(column, value), value.rstrip(b"\xff")
+    if not prefix:
         return lowest
-    return getattr(expressions, "and")(lowest, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
+    return getattr(expressions, "and")(lowest, expressions.lessThan(column, prefix[:-1] + bytes([prefix[-1] + 1])))
 
 
 def to_literal(value: Any, kind: IcebergType) -> object:

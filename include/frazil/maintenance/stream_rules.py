@@ -62,13 +62,13 @@ def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) ->
         return ()
     unread = RULES_FROM_TABLE if state.table_exists is None else ()
     unknown = {*unread, *(RULES_FROM_RUN_FOLDER if state.writer.state == "unknown" else ())}
-    seen = _stream_readings(state, alerts, now_ms)
+    readings = _stream_readings(state, alerts, now_ms)
     text = f"of stream {state.name} was active when it was last measured; its value is unknown now"
     return tuple(
         replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", is_unreadable=True)
         if r.rule in unknown
         else r
-        for r in seen
+        for r in readings
     )
 
 
@@ -90,8 +90,8 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         "`frazil validate --connect` shows whether the registry answers. Once it does, the writer continues "
         "automatically, and nothing is lost"
     )
-    shown = "the schema registry does not answer" if waits else "no writer waits for a schema registry"
-    yield Reading("registry", int(waits), 0, shown, sentence, hold_ms=hold_ms)
+    value = "the schema registry does not answer" if waits else "no writer waits for a schema registry"
+    yield Reading("registry", int(waits), 0, value, sentence, hold_ms=hold_ms)
     yield _stall_reading(state, alerts, hold_ms)
     yield from _batch_readings(state, alerts)
 
@@ -102,40 +102,40 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"the writer of stream {name} ended {state.crashes} times in a row without a commit, so a restart does not "
         f"help. {state.last_words} {status} and its writer.log have details"
     )
-    shown = f"{format_count(state.crashes, 'start')} without a commit"
+    value = f"{format_count(state.crashes, 'start')} without a commit"
     # A service that does not answer is reported by the rule `stall` or `registry`.
     crashes = 0 if state.unreachable_since_ms is not None else state.crashes
-    yield Reading("restarts", crashes, alerts.restarts, shown, sentence, hold_ms=0)
+    yield Reading("restarts", crashes, alerts.restarts, value, sentence, hold_ms=0)
     waiting, commits = state.waiting_batches or 0, state.recent_commits or RecentCommits(None, (), 0)
-    seen, within = commits.measured, "hour" if commits.measured_ms == HOUR_MS else format_elapsed(commits.measured_ms)
+    total, within = commits.measured, "hour" if commits.measured_ms == HOUR_MS else format_elapsed(commits.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
         f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
     )
-    shown = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
-    yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
-    replayed = format_count(seen.replayed, "dead letter", "was|were")
+    value = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
+    yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, value, sentence)
+    replayed = format_count(total.replayed, "dead letter", "was|were")
     remedy = (
         f"Within this time, {replayed} replayed into the table: `frazil dlq list {name}` counts those that are left"
-        if seen.replayed
+        if total.replayed
         else "The dead-letter table has each reason in error_class. Correct the producer, or the declared schema"
     )
     sentence = (
-        f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} "
-        f"{'became' if seen.replayed else 'are'} dead letters. {remedy}"
+        f"{total.rejected:,} of the {total.records:,} records that stream {name} committed within the last {within} "
+        f"{'became' if total.replayed else 'are'} dead letters. {remedy}"
     )
-    shown = _share_text(seen.rejected, seen.records)
-    share = _share_and_threshold(seen.rejected, seen.records, alerts.dead_letters)
-    yield Reading("dead-letters", *share, shown, sentence)
+    value = _share_text(total.rejected, total.records)
+    share = _share_and_threshold(total.rejected, total.records, alerts.dead_letters)
+    yield Reading("dead-letters", *share, value, sentence)
     sentence = (
-        f"{seen.stale:,} of the {seen.records:,} records that stream {name} committed within the last {within} were "
+        f"{total.stale:,} of the {total.records:,} records that stream {name} committed within the last {within} were "
         f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have been "
         "recreated, its clock may be behind, or a producer sends old records again. `frazil audit` uses the same "
         "order, so compare the rows with the source database itself"
     )
-    shown = _share_text(seen.stale, seen.records)
-    share = _share_and_threshold(seen.stale, seen.records, alerts.stale_changes)
-    yield Reading("stale-changes", *share, shown, sentence)
+    value = _share_text(total.stale, total.records)
+    share = _share_and_threshold(total.stale, total.records, alerts.stale_changes)
+    yield Reading("stale-changes", *share, value, sentence)
     if alerts.dead_letters_per_minute is not None:
         yield from _rate_readings(state.name, commits, alerts.dead_letters_per_minute)
 
@@ -154,11 +154,11 @@ def _share_text(count: int, records: int) -> str:
 
 def _rate_readings(name: str, commits: RecentCommits, limit: int) -> Iterator[Reading]:
     """Yield one reading per error class. These readings have no hold time."""
-    for reason, found in sorted(commits.recent_reasons.items()):
-        a_minute, share = found.count / commits.recent_minutes, 100 * found.count / max(commits.recent.records, 1)
+    for reason, rejected in sorted(commits.recent_reasons.items()):
+        a_minute, share = rejected.count / commits.recent_minutes, 100 * rejected.count / max(commits.recent.records, 1)
         minutes = format_count(round(commits.recent_minutes), "minute")
-        times = f"{found.count:,} in {minutes}, {share:.1f} % of the records"
-        first = f". Examples: {', '.join(found.coordinates)}" if found.coordinates else ""
+        times = f"{rejected.count:,} in {minutes}, {share:.1f} % of the records"
+        first = f". Examples: {', '.join(rejected.coordinates)}" if rejected.coordinates else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"
@@ -197,12 +197,12 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
         f"{'' if state.writer.only_users_start else supervised}"
         f"`frazil pause {name}` ends the alert"
     )
-    shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
+    value = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
     down_s = 0 if state.unreachable_since_ms is not None else down_s
     # Without a known end, the time without a writer is the alert's own; a new stream has time for its first start.
     unknown = alerts.writer_down if state.writer.has_ended else alerts.hold
     hold_ms = unknown // timedelta(milliseconds=1) if down_s == math.inf else 0
-    return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence, hold_ms=hold_ms)
+    return Reading("writer", down_s, alerts.writer_down.total_seconds(), value, sentence, hold_ms=hold_ms)
 
 
 def _unmeasured_reading(state: StreamState, hold_ms: int) -> Reading:
@@ -231,8 +231,8 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
         return Reading("stall", 0, 0, "the writer is not stalled", "")
     # A watermark may advance again by itself once a topic-partition becomes idle, and rows are still written.
     hold_ms = alerts.hold // timedelta(milliseconds=1) if stall.kind is StallKind.WATERMARK else hold_ms
-    shown = f"stalled ({stall.kind}) since {format_utc(stall.since_ms)}"
-    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.failure}", hold_ms=hold_ms)
+    value = f"stalled ({stall.kind}) since {format_utc(stall.since_ms)}"
+    return Reading("stall", 1, 0, value, f"the writer of stream {name} is stalled: {stall.failure}", hold_ms=hold_ms)
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:
@@ -247,31 +247,31 @@ def _down_time_s(state: StreamState, now_ms: int) -> float | None:
     return math.inf if ended_at_ms is None else max(now_ms - ended_at_ms, 0) / 1000
 
 
-def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`, for windows whose quality gate failed, unless alerts are off."""
+def held_reading(table: str, windows: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
+    """Return the reading of the rule `windows`, for windows whose quality gate failed, unless alerts are off."""
     if not alerts.enabled:
         return ()
-    first, finding = next(iter(held), ("KEY", ""))
+    first, finding = next(iter(windows), ("KEY", ""))
     return (
         boolean_reading(
             "held",
-            bool(held),
-            f"{table}: quality gates hold back {format_count(len(held), 'window')}, the first {first}: {finding}. "
+            bool(windows),
+            f"{table}: quality gates hold back {format_count(len(windows), 'window')}, the first {first}: {finding}. "
             "Correct the data: windows with late rows are checked again. Or release the windows with the DAG "
             f"frazil_release, or `frazil partitions {table} --release {first} --reason 'why'`",
-            f"{format_count(len(held), 'window')} held" + (f", the first is {first}" if held else ""),
+            f"{format_count(len(windows), 'window')} held" + (f", the first is {first}" if windows else ""),
         ),
     )
 
 
-def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
-    """Return the reading of the rule `audit`. `found` describes uncleared findings, `last` the last audit."""
+def audit_reading(name: str, findings: str | None, last: str | None = None) -> Reading:
+    """Return the reading of the rule `audit`. `findings` describes uncleared findings, `last` the last audit."""
     sentence = (
-        f"{(found or '').rstrip('.')}. Before you delete anything, find out whether rows are missing or duplicated: "
+        f"{(findings or '').rstrip('.')}. Before you delete anything, find out whether rows are missing or duplicated: "
         f"`frazil audit {name} --source`"
     )
-    shown = "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run"
-    return boolean_reading("audit", found is not None, sentence, shown)
+    value = "an audit found something" if findings else f"the last audit, {last}" if last else "no audit has run"
+    return boolean_reading("audit", findings is not None, sentence, value)
 
 
 def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
@@ -315,15 +315,15 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
         f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log of the failed task has "
         "the reason; a successful run ends the alert"
     )
-    shown = "the last run succeeded" if not failed else f"{failed} runs failed in a row"
+    value = "the last run succeeded" if not failed else f"{failed} runs failed in a row"
     if failed is None:
-        shown, sentence = "unknown", f"the last runs of the DAG {dag_id} are unknown now: Airflow does not respond"
-    return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
+        value, sentence = "unknown", f"the last runs of the DAG {dag_id} are unknown now: Airflow does not respond"
+    return Reading(f"runs:{dag_id}", failed, limit, value, sentence)
 
 
-def boolean_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
+def boolean_reading(rule: str, is_so: bool, sentence: str, value: str | None = None) -> Reading:
     """Return the reading of a rule that is true or false, without hold time."""
-    return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
+    return Reading(rule, int(is_so), 0, value or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
 def _more_text(count: int) -> str:
@@ -339,8 +339,8 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
         views = [spec.for_member(behind.table) if is_template_view(spec) else spec for spec in specs]
         late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
         yield window_reading(late, alerts, table=table, now_ms=now_ms)
-    held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
-    yield from held_reading(table, held, alerts)
+    held_windows = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
+    yield from held_reading(table, held_windows, alerts)
 
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:

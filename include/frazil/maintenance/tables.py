@@ -55,12 +55,12 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
         if spec.window is not None:
             writers.setdefault((catalog, SIGNALS, TableKind.SIGNALS), []).append(spec)
     times = Counter(identifier for _, identifier, _ in writers)
-    made = []
+    tables = []
     for (catalog, identifier, kind), streams in writers.items():
         name = identifier if times[identifier] == 1 else f"{catalog or 'default'}.{identifier}"
         settings = Maintenance() if kind is TableKind.SIGNALS else streams[0].maintenance
-        made.append(MaintainedTable(name, identifier, catalog, kind, settings, tuple(streams)))
-    return tuple(sorted(made, key=lambda t: t.name))
+        tables.append(MaintainedTable(name, identifier, catalog, kind, settings, tuple(streams)))
+    return tuple(sorted(tables, key=lambda t: t.name))
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
@@ -71,7 +71,7 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
     for table in tables:
         if table.kind is TableKind.DEAD_LETTERS:
             sessions[fed[table.streams[0].name]].append(table)
-    return {name: tuple(found) for name, found in sessions.items()}
+    return {name: tuple(members) for name, members in sessions.items()}
 
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
@@ -99,8 +99,8 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
             if made.name == name and spec.sinks.matches_template(identifier):
                 return made
     templates = {spec.sinks.template for spec in specs if spec.sinks.template}
-    known = ", ".join([*(table.name for table in tables), *sorted(templates)]) or "none"
-    message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"
+    names = ", ".join([*(table.name for table in tables), *sorted(templates)]) or "none"
+    message = f"no declared stream uses the table {name!r}. Maintained tables: {names}"
     if table_name := next((spec.table.identifier for spec in specs if spec.name == name), None):
         message = f"{name} is a stream; its table is {table_name}"
     raise SpecError("\n".join([message, *problems]))
