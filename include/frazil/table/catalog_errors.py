@@ -64,12 +64,12 @@ def _is_not_from_iceberg(error: Exception) -> bool:
 
 def _not_iceberg_error(catalog: str, error: Exception) -> CommitUnavailable:
     response = getattr(error.__cause__, "response", None)
-    found = one_line(error) if response is None else f"status {response.status_code} without an Iceberg error"
+    problem = one_line(error) if response is None else f"status {response.status_code} without an Iceberg error"
     if isinstance(error, ValidationError):
-        found = f"the JSON is not a valid {error.title}"
+        problem = f"the JSON is not a valid {error.title}"
     # A stream may restart after this error: a wrong uri looks like a gateway whose catalog is down.
     return CommitUnavailable(
-        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: {found}. Correct its "
+        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: {problem}. Correct its "
         "uri and warehouse. If the uri is a gateway whose catalog is down, wait until the catalog is back"
     )
 

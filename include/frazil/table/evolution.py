@@ -60,9 +60,9 @@ class ColumnHistory:
                 names[field_id].add(field.name)
                 types[field_id].add(str(field.field_type))
         return cls(
-            {key: tuple(found) for key, found in ids.items()},
-            {field_id: frozenset(found) for field_id, found in names.items()},
-            {field_id: frozenset(found) for field_id, found in types.items()},
+            {key: tuple(values) for key, values in ids.items()},
+            {field_id: frozenset(values) for field_id, values in names.items()},
+            {field_id: frozenset(values) for field_id, values in types.items()},
         )
 
 
@@ -225,24 +225,24 @@ class SchemaComparison:
         yield from self._compare_types(declared, existing, path=path)
 
     def _compare_types(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:
-        wanted, found = declared.field_type, existing.field_type
-        if isinstance(wanted, StructType) and isinstance(found, StructType):
-            yield from self.compare_structs(wanted, found, path=path, parent=existing.field_id)
-        elif isinstance(wanted, ListType) and isinstance(found, ListType):
-            yield from self._compare_types(wanted.element_field, found.element_field, path=(*path, "element"))
-        elif isinstance(wanted, MapType) and isinstance(found, MapType):
-            yield from self._compare_types(wanted.key_field, found.key_field, path=(*path, "key"))
-            yield from self._compare_types(wanted.value_field, found.value_field, path=(*path, "value"))
-        elif wanted == found or (
+        wanted, current = declared.field_type, existing.field_type
+        if isinstance(wanted, StructType) and isinstance(current, StructType):
+            yield from self.compare_structs(wanted, current, path=path, parent=existing.field_id)
+        elif isinstance(wanted, ListType) and isinstance(current, ListType):
+            yield from self._compare_types(wanted.element_field, current.element_field, path=(*path, "element"))
+        elif isinstance(wanted, MapType) and isinstance(current, MapType):
+            yield from self._compare_types(wanted.key_field, current.key_field, path=(*path, "key"))
+            yield from self._compare_types(wanted.value_field, current.value_field, path=(*path, "value"))
+        elif wanted == current or (
             str(wanted) in self.history.types[existing.field_id] and widens(wanted, existing.field_type)
         ):
             return
-        elif widens(found, wanted):
+        elif widens(current, wanted):
             yield Promotion(path, wanted)
         else:
             yield Conflict(
                 path,
-                f"is declared {wanted}, but is {found} in the table; declare it {found}, write to a new table, "
+                f"is declared {wanted}, but is {current} in the table; declare it {current}, write to a new table, "
                 "or add a column of another name",
             )
 
@@ -349,8 +349,8 @@ class _ColumnNames:
             return None
         parent_id = TOP_LEVEL_ID if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
-        found = self._comparison.compare_missing(field, parent, path=change.path, parent=parent_id)
-        return found.message if isinstance(found, Conflict) else None
+        difference = self._comparison.compare_missing(field, parent, path=change.path, parent=parent_id)
+        return difference.message if isinstance(difference, Conflict) else None
 
 
 def partition_names(specs: Iterable[PartitionSpec], *, source_id: int | None = None) -> set[str]:

@@ -81,37 +81,37 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
     stage = catalog._update_and_stage_table
 
     def stage_whole(current: Table | None, *change: Any) -> StagedTable:
-        made = stage(current, *change)
+        staged = stage(current, *change)
         if current is not None:
-            made.metadata = _complete_expiry(current.metadata, made.metadata, change[-1])
-        return made
+            staged.metadata = _complete_expiry(current.metadata, staged.metadata, change[-1])
+        return staged
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
         if current is None:
             return stage_whole(current, *change)
         shared = _change_class(_sharing_class(type(current.metadata)), current.metadata)
-        made = stage_whole(
+        staged = stage_whole(
             Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
         )
-        if type(made.metadata) is type(shared):
-            made.metadata = _change_class(type(current.metadata), made.metadata)
-        return made
+        if type(staged.metadata) is type(shared):
+            staged.metadata = _change_class(type(current.metadata), staged.metadata)
+        return staged
 
     catalog._update_and_stage_table = stage_shared  # type: ignore[method-assign, assignment]
 
 
-def _complete_expiry(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made`, also without the partition statistics of expired snapshots, and without the snapshot log up to the
+def _complete_expiry(previous: TableMetadata, staged: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
+    """Return `staged` without the partition statistics of expired snapshots, and without the snapshot log up to the
     newest expired snapshot. Iceberg's Java library removes the same.
     """
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     if not removed:
-        return made
-    stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
+        return staged
+    stays = [entry.snapshot_id not in removed for entry in previous.snapshot_log]
     last = max((index for index, stay in enumerate(stays) if not stay), default=0)
-    log = made.snapshot_log[sum(stays[:last]) :]
-    statistics = [file for file in made.partition_statistics if file.snapshot_id not in removed]
-    return made.model_copy(update={"snapshot_log": log, "partition_statistics": statistics})
+    log = staged.snapshot_log[sum(stays[:last]) :]
+    statistics = [file for file in staged.partition_statistics if file.snapshot_id not in removed]
+    return staged.model_copy(update={"snapshot_log": log, "partition_statistics": statistics})
 
 
 @cache
@@ -136,10 +136,10 @@ def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMe
 def _configure_once(catalog: MetastoreCatalog) -> None:
     """Read PyIceberg's configuration once, not for each file."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
-    known = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
+    cache = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
-        text = _metadata_json(metadata, known, exclude_none=not with_nulls).encode()
+        text = _metadata_json(metadata, cache, exclude_none=not with_nulls).encode()
         count_request("writes", metadata_path)
         with io.new_output(metadata_path).create() as stream:
             stream.write(Compressor.get_compressor(metadata_path).bytes_compressor()(text))
@@ -151,43 +151,43 @@ _SnapshotTexts = dict[int, tuple[Snapshot, str]]
 """Each snapshot and its JSON, by the `id()` of the snapshot object. Versions of a table's metadata share snapshots."""
 
 
-def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:
+def _metadata_json(metadata: TableMetadata, cache: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:
     """Return the JSON of `model_dump_json`. Converts each snapshot only once."""
     if type(metadata) is TableMetadataV1:  # its snapshots are written without their sequence numbers
         return metadata.model_dump_json(exclude_none=exclude_none)
     table = str(metadata.table_uuid)
-    before = known.get(table) or {}
+    cached = cache.get(table) or {}
     texts = {
-        id(snapshot): before.get(id(snapshot)) or (snapshot, snapshot.model_dump_json(exclude_none=exclude_none))
+        id(snapshot): cached.get(id(snapshot)) or (snapshot, snapshot.model_dump_json(exclude_none=exclude_none))
         for snapshot in metadata.snapshots
     }
-    known.keep(table, texts)
-    rest = metadata.model_copy(update={"snapshots": []}).model_dump_json(exclude_none=exclude_none)
+    cache.keep(table, texts)
+    other_json = metadata.model_copy(update={"snapshots": []}).model_dump_json(exclude_none=exclude_none)
     # Within a JSON string, the quotes of this text would be escaped.
-    head, tail = rest.split('"snapshots":[]', 1)
+    head, tail = other_json.split('"snapshots":[]', 1)
     return f'{head}"snapshots":[{",".join(text for _, text in texts.values())}]{tail}'
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
-    known = BoundedCache[TableMetadata](MAX_CACHED_METADATA)
+    cache = BoundedCache[TableMetadata](MAX_CACHED_METADATA)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
     def convert_cached(row: IcebergTables) -> Table:
         location = row.metadata_location
-        metadata = known.get(location) if location else None
+        metadata = cache.get(location) if location else None
         if metadata is None or location is None:
             table = convert(row)
             count_request("reads", table.metadata_location)
-            known.keep(table.metadata_location, table.metadata)
+            cache.keep(table.metadata_location, table.metadata)
             return table
         io = catalog._load_file_io(metadata.properties, location)
         name = (*Catalog.identifier_to_tuple(row.table_namespace), row.table_name)
         return Table(name, metadata, location, io, catalog)
 
     def stage_cached(*change: Any) -> StagedTable:
-        made = stage(*change)
-        known.keep(made.metadata_location, made.metadata)
-        return made
+        staged = stage(*change)
+        cache.keep(staged.metadata_location, staged.metadata)
+        return staged
 
     catalog._convert_orm_to_iceberg = convert_cached  # type: ignore[method-assign, assignment]
     catalog._update_and_stage_table = stage_cached  # type: ignore[method-assign, assignment]
@@ -197,8 +197,8 @@ def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
     """Let the catalog's tables upload small files to S3 in one request, if Arrow writes them."""
     load = catalog._load_file_io
 
-    def load_file_io(*arguments: Any, **named: Any) -> Any:
-        io = load(*arguments, **named)
+    def load_file_io(*arguments: Any, **options: Any) -> Any:
+        io = load(*arguments, **options)
         # The class is compared by name, because importing it would load Arrow for catalogs that do not need it. A
         # user's own retry strategy is left alone: it would be lost when the file system is rebuilt.
         if type(io).__name__ == "PyArrowFileIO" and "s3.retry-strategy-impl" not in io.properties:

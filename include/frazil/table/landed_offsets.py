@@ -124,50 +124,50 @@ def has_coordinates(schema: Schema) -> bool:
 
 
 def tally_rows(
-    table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
+    table: Table, *selections: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
     """Return the offsets of the selected rows. Rows that only `topic_ids` excludes are counted in `former`."""
-    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
+    tallies: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in selections):
         if is_selected:
-            found[tp].add(offsets)
+            tallies[tp].add(offsets)
         elif former is not None:
             former[tp] += len(offsets)
-    return dict(found)
+    return dict(tallies)
 
 
 def tally_files(
     io: FileIO, paths: Iterable[str], within: OffsetRanges | None = None
 ) -> dict[TopicPartition, OffsetTally]:
     """Return the offsets in Parquet files that no snapshot references yet. Raises FileNotFoundError."""
-    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    tallies: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
                 for tp, offsets in split_by_partition(batch.drop_null()):
                     for piece in clip_offsets(offsets, tp, within):
-                        found[tp].add(piece)
-    return {tp: tally for tp, tally in found.items() if tally.rows}
+                        tallies[tp].add(piece)
+    return {tp: tally for tp, tally in tallies.items() if tally.rows}
 
 
-def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffsets]:
-    head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
-    if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
+def _read_offsets(table: Table, selection: RowSelection) -> Iterator[_PartitionOffsets]:
+    head = head_of(table.metadata, selection.branch) if selection.branch else table.current_snapshot()
+    if head is None or not selection.topics or (selection.within is not None and not selection.within):
         return
     schema = next((s for s in table.metadata.schemas if s.schema_id == head.schema_id), table.schema())
     line = (LINE_COLUMN,) if LINE_COLUMN in {field.name for field in schema.fields} else ()
     scan = table.scan(
-        row_filter=topics_filter(wanted.topics) if wanted.within is None else ranges_filter(wanted.within),
-        selected_fields=(*COORDINATES, *line, *wanted.extra_columns(table)),
+        row_filter=topics_filter(selection.topics) if selection.within is None else ranges_filter(selection.within),
+        selected_fields=(*COORDINATES, *line, *selection.extra_columns(table)),
         snapshot_id=head.snapshot_id,
     )
-    read = partial(_read_file, table, scan, wanted)
-    for pieces in _read_in_parallel(read, _plan_files(table, scan, wanted)):
+    read = partial(_read_file, table, scan, selection)
+    for pieces in _read_in_parallel(read, _plan_files(table, scan, selection)):
         yield from pieces
 
 
-def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
-    bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
+def _plan_files(table: Table, scan: DataScan, selection: RowSelection) -> Iterator[FileScanTask]:
+    bounds = FileBounds(table.schema(), selection.within) if selection.within is not None else None
     try:
         tasks = scan.plan_files()
     except ValueError as error:  # PyIceberg's error for equality deletes
@@ -194,20 +194,20 @@ def _read_in_parallel(
             yield running.popleft().result()
 
 
-def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_PartitionOffsets]:
+def _read_file(table: Table, scan: DataScan, selection: RowSelection, task: FileScanTask) -> list[_PartitionOffsets]:
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
-        rows = batch if wanted.stream is None else batch.filter(pc.equal(batch.column("stream"), wanted.stream))
-        if not wanted.discarded and DISCARDED_COLUMN in rows.schema.names:
+        rows = batch if selection.stream is None else batch.filter(pc.equal(batch.column("stream"), selection.stream))
+        if not selection.discarded and DISCARDED_COLUMN in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED_COLUMN).is_null())
         if LINE_COLUMN in rows.schema.names:  # only the first row of a record counts
             rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE_COLUMN), 0), 0))
-        for part, is_selected in _split_by_topic_id(rows, wanted.topic_ids):
+        for part, is_selected in _split_by_topic_id(rows, selection.topic_ids):
             for tp, offsets in split_by_partition(part.select(COORDINATES).drop_null()):
-                if tp[0] in wanted.topics:
-                    clipped = clip_offsets(offsets, tp, wanted.within)
+                if tp[0] in selection.topics:
+                    clipped = clip_offsets(offsets, tp, selection.within)
                     pieces += [(tp, piece, is_selected) for piece in clipped if len(piece)]
     return pieces
 
@@ -262,5 +262,5 @@ def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: OffsetRanges 
         yield offsets
         return
     for start, end in within.get(tp, ()):
-        first, after = np.searchsorted(offsets, [start, end])
-        yield offsets[first:after]
+        first_index, end_index = np.searchsorted(offsets, [start, end])
+        yield offsets[first_index:end_index]

@@ -48,11 +48,11 @@ def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
     return read_remains(folder) if folder else None
 
 
-def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    uuid = found.newest.uuid if found.newest else None
-    if name := find_other_name(catalog, identifier, location=found.location, uuid=uuid):
+def explain_lost_table(catalog: Catalog, identifier: str, remains: Remains) -> str:
+    uuid = remains.newest.uuid if remains.newest else None
+    if name := find_other_name(catalog, identifier, location=remains.location, uuid=uuid):
         return (
-            f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds "
+            f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {remains.location} holds "
             f"the table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
             f"`table: {name}`; otherwise declare another `table.location`"
         )
@@ -60,13 +60,13 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
     new, cause = describe_new_catalog(catalog), "The catalog may have been lost or replaced"
     if new:
         cause = "Another catalog may still have the table"
-        newest = f"; its newest metadata file is {found.newest.path}" if found.newest else ""
+        newest = f"; its newest metadata file is {remains.newest.path}" if remains.newest else ""
         ways.append(f"restore it. If it is lost, see `A lost catalog` in docs/how-to/operate-writers.md{newest}")
-    elif found.newest is not None:
-        ways.append(f"register the table again: `{registration_command(catalog.name, identifier, found.newest.path)}`")
+    elif metadata := remains.newest:
+        ways.append(f"register the table again: `{registration_command(catalog.name, identifier, metadata.path)}`")
     return (
         f"{f'{new}, so ' if new else ''}the table {identifier} is not in the catalog {catalog.name!r}, but its "
-        f"location {found.location} has files of a table: {found}. {cause}. {', or '.join(ways)}. If the table was "
+        f"location {remains.location} has files of a table: {remains}. {cause}. {', or '.join(ways)}. If the table was "
         "dropped on purpose, move the folder away, or declare another `table.location`"
     )
 
@@ -139,17 +139,17 @@ def find_lost_table(spec: StreamSpec) -> str | None:
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-        found = find_remains(catalog, declared_table(spec))
-    return explain_lost_table(catalog, spec.table.identifier, found) if found else None
+        remains = find_remains(catalog, declared_table(spec))
+    return explain_lost_table(catalog, spec.table.identifier, remains) if remains else None
 
 
 def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[StreamSpec], str]) -> TableLost:
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with translate_catalog_errors(catalog.name):
-        found = find_remains(catalog, declared_dead_letters(spec))
+        remains = find_remains(catalog, declared_dead_letters(spec))
     reason = (
-        explain_lost_table(catalog, identifier, found)
-        if found
+        explain_lost_table(catalog, identifier, remains)
+        if remains
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
         f"To create an empty dead-letter table, start the writer: {start_hint(spec)}"
     )
@@ -206,14 +206,14 @@ class Remains:
     """Streams with state in the folder."""
 
     def __str__(self) -> str:
-        found = []
+        parts = []
         if self.newest is not None:
             count = self.newest.snapshots
-            which = "that cannot be read" if count is None else f"with {format_count(count, 'snapshot')}"
-            found.append(f"metadata {which}, last written at {format_utc(self.newest.modified_ms)}")
+            snapshots = "that cannot be read" if count is None else f"with {format_count(count, 'snapshot')}"
+            parts.append(f"metadata {snapshots}, last written at {format_utc(self.newest.modified_ms)}")
         if self.streams:
-            found.append(f"commit records of {', '.join(self.streams)}")
-        return " and ".join(found)
+            parts.append(f"commit records of {', '.join(self.streams)}")
+        return " and ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,8 @@ def find_new_folder(
 ) -> TableFolder | None:
     """Return the folder in which the catalog would create the table, if known. Creates nothing."""
     if isinstance(catalog, MetastoreCatalog):
-        found = _resolve_location(catalog, identifier, location)
-        return TableFolder(found, open_store(found, catalog.properties))
+        resolved = _resolve_location(catalog, identifier, location)
+        return TableFolder(resolved, open_store(resolved, catalog.properties))
     try:
         transaction = catalog.create_table_transaction(identifier, schema, location=location, properties=properties)
     except (NoSuchNamespaceError, TableAlreadyExistsError):
@@ -263,8 +263,8 @@ def read_remains(folder: TableFolder) -> Remains | None:
     newest = _read_metadata(store, max(files, key=_version_and_time)) if files else None
     states = store.list_folders(folders[STATE_FOLDER]) if STATE_FOLDER in folders else []
     streams = tuple(name for state in states if not (name := file_name(state)).startswith("_"))
-    found = Remains(location, newest, streams)
-    return found if found.streams or (newest is not None and newest.snapshots != 0) else None
+    remains = Remains(location, newest, streams)
+    return remains if remains.streams or (newest is not None and newest.snapshots != 0) else None
 
 
 def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
@@ -281,13 +281,13 @@ def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
-    return next((found for found in newest_first if found.uuid == uuid), None)
+    return next((metadata for metadata in newest_first if metadata.uuid == uuid), None)
 
 
 def _version_and_time(file: FileInfo) -> tuple[int, int]:
     """Return a metadata file's sort key: version, then time. A version may have several files of failed commits."""
-    found = _VERSION.match(file_name(file.path))
-    return int(found[1]) if found else -1, file.modified_ms
+    match = _VERSION.match(file_name(file.path))
+    return int(match[1]) if match else -1, file.modified_ms
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:

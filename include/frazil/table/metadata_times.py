@@ -29,15 +29,15 @@ def next_ms(metadata: TableMetadata, now_ms: int) -> int:
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
-def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return `after` with a later time than `before`, and with both logs in order of time."""
-    if after == before:
-        return after
-    return after.model_copy(
+def order_times(previous: TableMetadata, current: TableMetadata) -> TableMetadata:
+    """Return `current` with a later time than `previous`, and with both logs in order of time."""
+    if current == previous:
+        return current
+    return current.model_copy(
         update={
-            "last_updated_ms": max(_newest_ms(before) + 1, _newest_ms(after)),
-            "snapshot_log": _clamp_times(after.snapshot_log),
-            "metadata_log": _clamp_times(after.metadata_log),
+            "last_updated_ms": max(_newest_ms(previous) + 1, _newest_ms(current)),
+            "snapshot_log": _clamp_times(current.snapshot_log),
+            "metadata_log": _clamp_times(current.metadata_log),
         }
     )
 
@@ -48,10 +48,10 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
         stage, warned = catalog._update_and_stage_table, set()
 
         def stage_in_order(current: Any, *change: Any) -> StagedTable:
-            made = stage(current, *change)
+            staged = stage(current, *change)
             if current is not None:
-                made.metadata = order_times(current.metadata, made.metadata)
-                ahead_ms = made.metadata.last_updated_ms - clock.now_ms()
+                staged.metadata = order_times(current.metadata, staged.metadata)
+                ahead_ms = staged.metadata.last_updated_ms - clock.now_ms()
                 if ahead_ms > MAX_CLOCK_LEAD_MS and current.name() not in warned:
                     warned.add(current.name())
                     log.warning(
@@ -61,7 +61,7 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
                         "Synchronise the hosts' clocks",
                         *(".".join(current.name()), ahead_ms // 1000),
                     )
-            return made
+            return staged
 
         catalog._update_and_stage_table = stage_in_order  # type: ignore[method-assign, assignment]
     return catalog

@@ -104,13 +104,13 @@ class FsspecStore(ObjectStore):
         return self._call(path, read)
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        found = self._list(folder, lambda files: files.find(folder, detail=True).items())
+        listed = self._list(folder, lambda files: files.find(folder, detail=True).items())
         files = self._file_system
         root = files._strip_protocol(folder).rstrip("/")
         return sorted(
             (
                 FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
-                for name, info in found
+                for name, info in listed
                 if info["type"] == "file"  # some stores keep a marker for a folder
             ),
             key=lambda info: info.path,
@@ -134,14 +134,14 @@ class FsspecStore(ObjectStore):
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Delete files. S3 takes up to 1,000 keys per request, unless it refuses. Other stores take one key."""
-        left: dict[str, OSError | FrazilError] = {}
+        failed: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
             try:
-                left |= self._call(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
+                failed |= self._call(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
             except (OSError, FrazilError) as error:  # the cause is not a single key, so the rest would fail too
-                return left | dict.fromkeys([*batch, *waiting], error)
-        return left
+                return failed | dict.fromkeys([*batch, *waiting], error)
+        return failed
 
     def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
         files, many = self._file_system, len(paths) > 1
@@ -153,7 +153,7 @@ class FsspecStore(ObjectStore):
                 if _error_code(error) not in _NO_BATCH_DELETE_CODES:
                     raise
                 self._batches = False
-        left: dict[str, OSError | FrazilError] = {}
+        failed: dict[str, OSError | FrazilError] = {}
         for path in paths:
             try:
                 with _translate_errors(path):
@@ -161,12 +161,12 @@ class FsspecStore(ObjectStore):
             except FileNotFoundError:
                 continue
             except (OSError, AccessDenied) as error:
-                left[path] = error
+                failed[path] = error
             except CommitUnavailable as error:
                 if is_credentials_expiry(error) or not isinstance(error.__cause__, OSError):
                     raise  # the error concerns all keys
-                left[path] = error.__cause__
-        return left
+                failed[path] = error.__cause__
+        return failed
 
     def sync_files(self, paths: Iterable[str]) -> None:
         """Do nothing: a closed file is durable."""
@@ -192,7 +192,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
     """Delete objects with one request per bucket. Returns S3's errors by path."""
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
-    left: dict[str, OSError | FrazilError] = {}
+    failed: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
         objects = [{"Key": key} for key_bucket, key in keys if key_bucket == bucket]
         response = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
@@ -201,10 +201,10 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
             if code in _ABSENT_CODES:
                 continue
             text = f"{path}: {code}: {found.get('Message')}"
-            left[path] = OSError(text)
+            failed[path] = OSError(text)
             if code == "AccessDenied":
-                left[path] = AccessDenied(f"{text}; grant these credentials permission to delete objects")
-    return left
+                failed[path] = AccessDenied(f"{text}; grant these credentials permission to delete objects")
+    return failed
 
 
 @lru_cache(maxsize=MAX_CACHED_FILE_IOS)

@@ -65,13 +65,13 @@ class ObjectStore(ABC):
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
-        left = self.delete_each(paths)
-        if not left:
+        failed = self.delete_each(paths)
+        if not failed:
             return
-        first = next(iter(left.values()))
-        if len(left) == 1:
+        first = next(iter(failed.values()))
+        if len(failed) == 1:
             raise first
-        message = f"{first}; {len(left) - 1} more files could not be deleted, including {list(left)[1]}"
+        message = f"{first}; {len(failed) - 1} more files could not be deleted, including {list(failed)[1]}"
         raise (type(first) if isinstance(first, FrazilError) else OSError)(message) from first
 
     @abstractmethod
@@ -115,5 +115,5 @@ def upload_requests(path: str, size_bytes: int) -> int:
 
 
 def is_remote(path: str) -> bool:
-    scheme, found, _ = path.partition("://")
-    return bool(found) and scheme != "file"
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme != "file"

@@ -33,11 +33,11 @@ def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: 
     """
     if len(items) < 2 or max_threads < 2:
         return [step(item) for item in items]
-    *others, last = items
-    with ThreadPoolExecutor(min(len(others), max_threads), "tables", _keep_in_thread) as threads:
-        steps = [threads.submit(step, item) for item in others]
-        done = step(last)
-    return [*(step.result() for step in steps), done]
+    *first_items, last = items
+    with ThreadPoolExecutor(min(len(first_items), max_threads), "tables", _keep_in_thread) as threads:
+        steps = [threads.submit(step, item) for item in first_items]
+        last_result = step(last)
+    return [*(step.result() for step in steps), last_result]
 
 
 def _keep_in_thread() -> None:
@@ -93,14 +93,14 @@ def _result(name: str, future: Future[Any], timeout_s: float) -> Any:
     return error if isinstance(error, Exception) else future.result()
 
 
-def find_failures(found: Mapping[str, object], failure: str, all_failed: str) -> list[str]:
+def find_failures(results: Mapping[str, object], failure: str, all_failed: str) -> list[str]:
     """Return the names whose read failed, and log each error with the text `failure`. Raises FrazilError if there are
     several reads and all failed, because a common cause is likely. `all_failed` is its text, with {} for their number.
     """
-    failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
+    failed = {name: error for name, error in results.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("%s: %s: %r", name, failure, error)
-    if len(failed) == len(found) > 1:
+    if len(failed) == len(results) > 1:
         name, error = next(iter(failed.items()))
         raise FrazilError(f"{all_failed.format(len(failed))}; {name}: {error!r}") from error
     return list(failed)

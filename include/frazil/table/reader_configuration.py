@@ -70,11 +70,11 @@ print(connection.sql("SELECT count(*) FROM t"))"""
 
 
 def _spark_snippet(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    runtime, sqlite, *others = packages
+    runtime, sqlite, *other_packages = packages
     configured = to_spark_properties(catalog, _replace_secrets(catalog, properties, database_password=True))
     beneath = f"spark.sql.catalog.{catalog}."
     on_sqlite = configured.get(f"{beneath}uri", "").startswith("jdbc:sqlite:")
-    jars = [runtime, *([sqlite] if on_sqlite else []), *others]
+    jars = [runtime, *([sqlite] if on_sqlite else []), *other_packages]
     settings = {
         "spark.jars.packages": ",".join(jars),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -93,9 +93,9 @@ spark.sql("SHOW NAMESPACES IN {catalog}").show()"""
 
 
 def _pyiceberg_snippet(catalog: str, properties: Mapping[str, str]) -> str:
-    shown = _replace_secrets(catalog, properties, database_password=False)
-    lines = "\n".join(f'        "{key}": {_python_literal(value)},' for key, value in sorted(shown.items()))
-    return f'''{_imports(shown.values())}from pyiceberg.catalog import load_catalog
+    safe = _replace_secrets(catalog, properties, database_password=False)
+    lines = "\n".join(f'        "{key}": {_python_literal(value)},' for key, value in sorted(safe.items()))
+    return f'''{_imports(safe.values())}from pyiceberg.catalog import load_catalog
 
 catalog = load_catalog(
     "{catalog}",
@@ -106,30 +106,30 @@ catalog = load_catalog(
 
 
 def _trino_properties(catalog: str, properties: Mapping[str, str]) -> str:
-    given = _replace_secrets(catalog, properties, database_password=True)
-    match kind := catalog_type(given):
+    safe = _replace_secrets(catalog, properties, database_password=True)
+    match kind := catalog_type(safe):
         case "rest":
-            lines = _rename_keys(given, _TRINO_REST, "iceberg.rest-catalog.")
-            if {"credential", "token"} & given.keys():
+            lines = _rename_keys(safe, _TRINO_REST, "iceberg.rest-catalog.")
+            if {"credential", "token"} & safe.keys():
                 lines["iceberg.rest-catalog.security"] = "OAUTH2"
-            if not any(key.startswith("s3.") and key.endswith("key") for key in given):
+            if not any(key.startswith("s3.") and key.endswith("key") for key in safe):
                 lines["iceberg.rest-catalog.vended-credentials-enabled"] = "true"
         case "glue":
-            lines = _rename_keys(given, _TRINO_GLUE, "hive.metastore.glue.")
+            lines = _rename_keys(safe, _TRINO_GLUE, "hive.metastore.glue.")
         case "hive":
-            lines = {"hive.metastore.uri": given["uri"]}
+            lines = {"hive.metastore.uri": safe["uri"]}
         case "sql":
-            lines = _trino_jdbc(catalog, given)
+            lines = _trino_jdbc(catalog, safe)
         case _:
             raise SpecError(f"the catalog {catalog!r} is of type {kind!r}, which Trino cannot open")
     trino_type = {"sql": "jdbc", "hive": "hive_metastore"}.get(kind, kind)
-    lines = {"connector.name": "iceberg", "iceberg.catalog.type": trino_type, **lines, **_trino_s3(given)}
-    shown = {key: _REFERENCE.sub(r"${ENV:\1}", value) for key, value in lines.items()}
-    return "\n".join(f"{key}={value}" for key, value in shown.items())
+    lines = {"connector.name": "iceberg", "iceberg.catalog.type": trino_type, **lines, **_trino_s3(safe)}
+    escaped = {key: _REFERENCE.sub(r"${ENV:\1}", value) for key, value in lines.items()}
+    return "\n".join(f"{key}={value}" for key, value in escaped.items())
 
 
-def _trino_jdbc(catalog: str, given: Mapping[str, str]) -> dict[str, str]:
-    jdbc = to_spark_properties(catalog, given)
+def _trino_jdbc(catalog: str, properties: Mapping[str, str]) -> dict[str, str]:
+    jdbc = to_spark_properties(catalog, properties)
     beneath = f"spark.sql.catalog.{catalog}."
     uri = jdbc[f"{beneath}uri"]
     if uri.startswith("jdbc:sqlite:"):
@@ -140,36 +140,36 @@ def _trino_jdbc(catalog: str, given: Mapping[str, str]) -> dict[str, str]:
     for key, name in {"jdbc.user": "user", "jdbc.password": "password"}.items():
         if value := jdbc.get(beneath + key):
             lines[f"connection-{name}"] = value
-    lines["default-warehouse-dir"] = given.get("warehouse", "")
+    lines["default-warehouse-dir"] = properties.get("warehouse", "")
     return {f"iceberg.jdbc-catalog.{key}": value for key, value in lines.items()}
 
 
-def _trino_s3(given: Mapping[str, str]) -> dict[str, str]:
-    if not any(key.startswith("s3.") for key in given) and not given.get("warehouse", "").startswith("s3"):
+def _trino_s3(properties: Mapping[str, str]) -> dict[str, str]:
+    if not any(key.startswith("s3.") for key in properties) and not properties.get("warehouse", "").startswith("s3"):
         return {}
-    lines = {"fs.s3.enabled": "true", **_rename_keys(given, _TRINO_S3, "")}
-    if "s3.endpoint" in given and given.get("s3.force-virtual-addressing", "").lower() != "true":
+    lines = {"fs.s3.enabled": "true", **_rename_keys(properties, _TRINO_S3, "")}
+    if "s3.endpoint" in properties and properties.get("s3.force-virtual-addressing", "").lower() != "true":
         lines["s3.path-style-access"] = "true"
     return lines
 
 
-def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {prefix + name: given[key] for key, name in names.items() if key in given}
+def _rename_keys(properties: Mapping[str, str], names: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {prefix + name: properties[key] for key, name in names.items() if key in properties}
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
     """Replace secrets by `${VARIABLE}`. With `database_password`, replaces only the password in a database URL."""
-    shown = {
+    replaced = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()
     }
     uri = properties.get("uri", "")
-    if database_password and shown.get("uri") != uri and catalog_type(properties) == "sql":
+    if database_password and replaced.get("uri") != uri and catalog_type(properties) == "sql":
         url = make_url(uri)
         harmless = {key: value for key, value in url.query.items() if key in _PRINTED_QUERY_PARAMETERS}
         password = _variable_reference(catalog, "jdbc.password") if url.password else None
-        shown["uri"] = url.set(password=password, query=harmless).render_as_string(hide_password=False)
-    return shown
+        replaced["uri"] = url.set(password=password, query=harmless).render_as_string(hide_password=False)
+    return replaced
 
 
 def _is_harmless(key: str, value: str) -> bool:
@@ -188,8 +188,8 @@ def _variable_reference(catalog: str, key: str) -> str:
 
 
 def _python_literal(value: str) -> str:
-    found = _REFERENCE.fullmatch(value)
-    return f'os.environ["{found[1]}"]' if found else json.dumps(value)
+    match = _REFERENCE.fullmatch(value)
+    return f'os.environ["{match[1]}"]' if match else json.dumps(value)
 
 
 def _imports(values: Iterable[str]) -> str:

@@ -72,7 +72,7 @@ class ColumnChanges:
 
 
 def find_change_problems(
-    wanted: ColumnChanges,
+    changes: ColumnChanges,
     table: Schema,
     former: Sequence[Schema],
     *,
@@ -80,58 +80,58 @@ def find_change_problems(
     specs: Collection[PartitionSpec] = (),
 ) -> list[str]:
     """Return why the columns cannot be renamed or dropped. `fixed` says why certain columns must not change."""
-    found = []
+    problems = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {name_key(field.name): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
-    for name in (*wanted.renames, *wanted.drops):
+    for name in (*changes.renames, *changes.drops):
         if name not in ids:
-            found.append(f"the table has no column {name}")
+            problems.append(f"the table has no column {name}")
         elif reason := fixed.get(name):
-            found.append(f"the column {name} cannot be changed: {reason}")
-    for old, new in wanted.renames.items():
+            problems.append(f"the column {name} cannot be changed: {reason}")
+    for old, new in changes.renames.items():
         if name_key(new) in names and name_key(new) != name_key(old):
-            found.append(f"the table already has the column {names[name_key(new)]}")
+            problems.append(f"the table already has the column {names[name_key(new)]}")
         elif not new or "." in new or new != new.strip():
-            found.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
+            problems.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
         elif name_key(new) in METADATA_COLUMNS:
-            found.append(f"{new} {METADATA_COLUMN_PROBLEM}")
+            problems.append(f"{new} {METADATA_COLUMN_PROBLEM}")
         elif new in partition_names(specs, source_id=ids.get(old)):
-            found.append(f"{new} {PARTITION_NAME_PROBLEM}")
-        elif others := [i for i in history.ids.get((TOP_LEVEL_ID, new), ()) if i != ids.get(old)]:
-            found.append(f"{new} was once the name of another column (field id {others[0]}): choose a new name")
-    new_names = list(wanted.renames.values())
+            problems.append(f"{new} {PARTITION_NAME_PROBLEM}")
+        elif other_ids := [i for i in history.ids.get((TOP_LEVEL_ID, new), ()) if i != ids.get(old)]:
+            problems.append(f"{new} was once the name of another column (field id {other_ids[0]}): choose a new name")
+    new_names = list(changes.renames.values())
     keys = [*map(name_key, new_names)]
-    found += [f"{new} is the new name of two columns" for n, new in enumerate(new_names) if keys[n] in keys[:n]]
-    both = set(wanted.drops) & set(wanted.renames)
-    return found + [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
+    problems += [f"{new} is the new name of two columns" for n, new in enumerate(new_names) if keys[n] in keys[:n]]
+    conflicting = set(changes.drops) & set(changes.renames)
+    return problems + [f"{name} cannot be both renamed and dropped" for name in sorted(conflicting)]
 
 
-def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
+def check_changes(table: Table, changes: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
     """Raise SchemaIncompatible, with all reasons, if a change is impossible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
     specs = table.metadata.partition_specs
-    if found := find_change_problems(wanted, table.schema(), former, fixed=fixed, specs=specs):
-        raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
+    if problems := find_change_problems(changes, table.schema(), former, fixed=fixed, specs=specs):
+        raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(problems)}")
 
 
-def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
+def change_columns(table: Table, changes: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns in one commit. Raises SchemaIncompatible with all problems, and commit errors."""
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_ATTEMPTS):
-            check_changes(table, wanted, fixed=fixed)
-            kept = dict(parse_former_columns(table.properties))
-            kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
-            kept |= dict.fromkeys(wanted.drops)
-            kept = {name: field for name, field in kept.items() if name not in wanted.renames.values()}
+            check_changes(table, changes, fixed=fixed)
+            former = dict(parse_former_columns(table.properties))
+            former |= {old: table.schema().find_field(old).field_id for old in changes.renames}
+            former |= dict.fromkeys(changes.drops)
+            former = {name: field for name, field in former.items() if name not in changes.renames.values()}
             try:
                 with table.transaction() as transaction:
                     with transaction.update_schema() as update:
-                        for old, new in wanted.renames.items():
+                        for old, new in changes.renames.items():
                             update.rename_column(old, new)
-                        for name in wanted.drops:
+                        for name in changes.drops:
                             update.delete_column(name)
-                    transaction.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps(kept)})
+                    transaction.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps(former)})
             except CommitFailedException:
                 table = table.catalog.load_table(table.name())
                 continue
@@ -150,8 +150,8 @@ def copy_renames(table: Table, main: Table) -> Table:
     current_names = {old: find_current_name(main.schema(), field_id) for old, field_id in former.items()}
     renames = {old: new for old, new in current_names.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
-    wanted = ColumnChanges(renames, drops)
-    return change_columns(table, wanted, fixed={}) if wanted else table
+    changes = ColumnChanges(renames, drops)
+    return change_columns(table, changes, fixed={}) if changes else table
 
 
 def layout_field_ids(table: Table) -> Collection[int]:

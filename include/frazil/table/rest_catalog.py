@@ -63,14 +63,14 @@ class ResilientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED_PREFIXES else [key]
-        nested = found
+        nested = tree
         for part in path:
             nested = nested.setdefault(part, {})
         nested[last] = value
-    return found
+    return tree
 
 
 def _limit_requests(session: Session, timeout_s: Callable[[], tuple[float, float]]) -> None:

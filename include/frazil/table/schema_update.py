@@ -59,11 +59,11 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Change]:
     """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible for unsafe ones."""
     existing = table.schema()
-    wanted = _adapt(_use_current_names(declared, table), existing)
-    found = find_differences(wanted, existing, _former_schemas(table), user_columns=declared.user_columns)
+    wanted_schema = _adapt(_use_current_names(declared, table), existing)
+    differences = find_differences(wanted_schema, existing, _former_schemas(table), user_columns=declared.user_columns)
     names = partition_names(table.metadata.partition_specs)
-    conflicts = [difference for difference in found if isinstance(difference, Conflict)]
-    for added in (difference for difference in found if isinstance(difference, Addition)):
+    conflicts = [difference for difference in differences if isinstance(difference, Conflict)]
+    for added in (difference for difference in differences if isinstance(difference, Addition)):
         if not names.isdisjoint(added.full_names()):
             conflicts.append(Conflict(added.path, f"{PARTITION_NAME_PROBLEM}; give the column another name"))
         if isinstance(added.type, VariantType) and table.metadata.format_version < 3:
@@ -75,7 +75,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)
         raise SchemaIncompatible(f"the declared schema does not fit the table {name}: {lines}", stream=stream)
-    return [difference for difference in found if not isinstance(difference, Conflict)]
+    return [difference for difference in differences if not isinstance(difference, Conflict)]
 
 
 def _former_schemas(table: Table) -> list[Schema]:
@@ -100,10 +100,10 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:
-        found = existing_fields.get(field.name)
-        if found is not None and field.name in declared.relaxable:
-            return relax(field, found)
-        is_required = field.name not in RESERVED_COLUMNS if found is None else found.required
+        existing_field = existing_fields.get(field.name)
+        if existing_field is not None and field.name in declared.relaxable:
+            return relax(field, existing_field)
+        is_required = field.name not in RESERVED_COLUMNS if existing_field is None else existing_field.required
         if is_required or field.name in declared.user_columns:
             return field
         return field.model_copy(update={"required": False})
@@ -130,44 +130,44 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     if parse_former_columns(table.properties):
         fields = _use_current_names(declared_table(spec), table).schema.fields
         declared = {field.name: field.field_type for field in fields}
-    found: list[NestedField] = []
+    undeclared: list[NestedField] = []
     for field in table.schema().fields:
         if field.name in declared:
-            found += _undeclared_fields(field, declared[field.name])
+            undeclared += _undeclared_fields(field, declared[field.name])
         elif field.name not in RESERVED_COLUMNS:
-            found.append(field)
-    return tuple(map(format_declaration, found))
+            undeclared.append(field)
+    return tuple(map(format_declaration, undeclared))
 
 
 def _undeclared_fields(column: NestedField, declared: IcebergType | None) -> Iterator[NestedField]:
     """Yield a column's undeclared fields: those missing in the `declared` type. Each name is the field's path."""
-    known = {(), *(path for path, _ in walk_fields(declared, ()))} if declared else set()
+    declared_paths = {(), *(path for path, _ in walk_fields(declared, ()))} if declared else set()
     for path, field in walk_fields(column.field_type, ()):
-        if path not in known and path[:-1] in known:
+        if path not in declared_paths and path[:-1] in declared_paths:
             yield field.model_copy(update={"name": ".".join((column.name, *path))})
 
 
-def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
+def evolve_for_records(table: Table, spec: StreamSpec, changes: Sequence[Change]) -> SchemaGrowth:
     """Change a stream's table for its records, in one update. Raises CommitUnavailable, AccessDenied."""
     fixed = frozenset({spec.event_time.column, *RESERVED_COLUMNS})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
-            found = plan_growth(
+            evolution = plan_growth(
                 table.schema(),
                 _former_schemas(table),
-                wanted,
+                changes,
                 max_columns=spec.evolution.max_columns,
                 fixed=fixed,
                 partition_names=partition_names(table.metadata.partition_specs),
             )
-            if not found.changes:
-                return found
+            if not evolution.changes:
+                return evolution
             try:
-                _apply(table, found.changes)
+                _apply(table, evolution.changes)
             except CommitFailedException:
                 logger.info("the schema of %s changed while stream %s evolved it", table_identifier(table), spec.name)
             else:
-                return found
+                return evolution
             table = table.catalog.load_table(table.name())
     raise _evolution_failure(table, spec.name)
 

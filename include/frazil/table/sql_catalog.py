@@ -72,9 +72,9 @@ _IS_ROW = (
 def _find(schema_version: str) -> Executable:
     """Return the statement that finds a table. Catalogs of schema version 0 have no types, and no views."""
     columns = (IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location)
-    found = select(*columns).where(*_IS_ROW)
+    query = select(*columns).where(*_IS_ROW)
     is_table = (IcebergTables.iceberg_type == ICEBERG_TABLE_TYPE) | IcebergTables.iceberg_type.is_(None)
-    return found.where(is_table) if schema_version == "v1" else found
+    return query.where(is_table) if schema_version == "v1" else query
 
 
 _MOVE_POINTER = (
@@ -84,9 +84,9 @@ _MOVE_POINTER = (
 )
 
 
-def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, made: StagedTable) -> None:
+def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, staged: StagedTable) -> None:
     """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
-    pointers = {"before": current.metadata_location, "after": made.metadata_location}
+    pointers = {"before": current.metadata_location, "after": staged.metadata_location}
     if connection.execute(_MOVE_POINTER, {**_row_key(catalog, current.name()), **pointers}).rowcount != 1:
         raise CommitFailedException(f"Table has been updated by another process: {'.'.join(current.name())}")
 
@@ -118,10 +118,10 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 
 
 def _delete_metadata_files(staged: Sequence[StagedTable]) -> None:
-    for made in staged:
+    for table in staged:
         try:
-            made.io.delete(made.metadata_location)
+            table.io.delete(table.metadata_location)
         except FileNotFoundError:  # the file that could not be written
             continue
         except Exception as error:
-            log.warning("cannot delete the metadata file %s of a failed commit: %r", made.metadata_location, error)
+            log.warning("cannot delete the metadata file %s of a failed commit: %r", table.metadata_location, error)

@@ -59,8 +59,8 @@ class LocalStore(ObjectStore):
 
     def list_files(self, folder: str) -> list[FileInfo]:
         with translate_local_failures(folder):
-            found = list(_list_files(_to_local_path(folder), folder.rstrip("/")))
-        return sorted(found, key=lambda info: info.path)
+            files = list(_list_files(_to_local_path(folder), folder.rstrip("/")))
+        return sorted(files, key=lambda info: info.path)
 
     def list_folders(self, folder: str) -> list[str]:
         root = _to_local_path(folder)
@@ -73,18 +73,18 @@ class LocalStore(ObjectStore):
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Delete files, and folders that become empty. A process that creates a file in a deleted folder retries."""
-        left: dict[str, OSError | FrazilError] = {}
+        failed: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _to_local_path(path)
             try:
                 with translate_local_failures(path):
                     target.unlink(missing_ok=True)
             except (OSError, FrazilError) as error:
-                left[path] = error
+                failed[path] = error
                 continue
             with contextlib.suppress(OSError):  # not empty, or already deleted
                 target.parent.rmdir()
-        return left
+        return failed
 
     def sync_files(self, paths: Iterable[str]) -> None:
         files = [_to_local_path(path) for path in paths]

@@ -180,9 +180,9 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
         with suppress(NamespaceAlreadyExistsError, IntegrityError):
             if not catalog.namespace_exists(namespace):
                 catalog.create_namespace(namespace)
-    found = find_remains(catalog, declared)
+    remains = find_remains(catalog, declared)
     try:
-        if found is not None:
+        if remains is not None:
             # The table may have been created since the search, so that the files belong to it.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
@@ -196,11 +196,11 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     except TableAlreadyExistsError:
         return catalog.load_table(declared.identifier)
     except NoSuchTableError:
-        if found is None:
+        if remains is None:
             raise
         if table := _wait_for_creation(catalog, declared.identifier):
             return table
-        raise TableLost(explain_lost_table(catalog, declared.identifier, found)) from None
+        raise TableLost(explain_lost_table(catalog, declared.identifier, remains)) from None
 
 
 def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
