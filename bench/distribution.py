@@ -101,7 +101,7 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
                     partitioned=True,
                     tasks=len(plans),
                     target_file_bytes=table.target_file_bytes,
-                    before=None,
+                    previous=None,
                 )
                 answers = run(engine, plans, whole, chosen.shuffle, records=records, name=declared)
                 partitions = sum(a.partitions or 0 for a in answers) or None

@@ -208,8 +208,8 @@ class BatchRunner:
             raise fenced from error
 
     def _stage_with_retries(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        attempt, again = partial(self.stage, stage, key, end, tasks=tasks), partial(self._prepare_restage, key)
-        return self._retry_during_outage(attempt, f"batch {key} cannot be staged", again)
+        attempt, restage = partial(self.stage, stage, key, end, tasks=tasks), partial(self._prepare_restage, key)
+        return self._retry_during_outage(attempt, f"batch {key} cannot be staged", restage)
 
     def _retry_during_outage(self, work: Callable[[], T], failure: str, again: Callable[[], None] = lambda: None) -> T:
         report: Callable[[str, int], None] = lambda *failed: self.emit(OutageReported(*failed))  # noqa: E731
@@ -304,9 +304,9 @@ class BatchRunner:
     def _build_context(self, key: BatchKey) -> StageContext:
         topic_ids = self.marker.source.topic_ids
         if self.spec.source.topic_pattern is not None:  # a new topic is not in the marker yet
-            found = self.kafka.describe().identity
-            check_same_source(self.marker.source, found, stream=self.spec.name)
-            topic_ids = merge_identities(self.marker.source, found).topic_ids
+            cluster = self.kafka.describe().identity
+            check_same_source(self.marker.source, cluster, stream=self.spec.name)
+            topic_ids = merge_identities(self.marker.source, cluster).topic_ids
         context = build_stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=topic_ids
         )
@@ -360,12 +360,12 @@ class BatchRunner:
             self.distributor.continue_after(journal)
             if self.spec.commit.throttle != "off":
                 measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
-                before, after = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
-                self.throttle = after
-                pressed = before is not None and before.reason is not None
-                if pressed or after.reason:
-                    self.emit(ThrottleEvaluated(after.reason, stretch=after.stretch, was_under_pressure=pressed))
-                stretch = after.stretch
+                old, new = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
+                self.throttle = new
+                pressed = old is not None and old.reason is not None
+                if pressed or new.reason:
+                    self.emit(ThrottleEvaluated(new.reason, stretch=new.stretch, was_under_pressure=pressed))
+                stretch = new.stretch
             task_s = [answer.seconds for answer in answers]
             update_rates(self.run_folder, journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything

@@ -135,8 +135,8 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
     A daemon thread waits for the brokers.
     """
-    if (known := planner.position_without_poll()) is not None:
-        return known
+    if (position := planner.position_without_poll()) is not None:
+        return position
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_set_next_position, args=(planner, answer), name="planner", daemon=True)
     thread.start()
@@ -151,17 +151,17 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 @contextmanager
 def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
     """Let the planner poll the brokers in a thread while a batch runs. Does not wait for the thread to end."""
-    done = threading.Event()
+    batch_ended = threading.Event()
 
     def poll() -> None:
-        while not done.wait(POLL_INTERVAL_S):
+        while not batch_ended.wait(POLL_INTERVAL_S):
             planner.observe()
 
     threading.Thread(target=poll, name="observer", daemon=True).start()
     try:
         yield
     finally:
-        done.set()
+        batch_ended.set()
 
 
 def _set_next_position(planner: BatchPlanner, answer: Future[Position]) -> None:

@@ -112,15 +112,15 @@ class Boundaries:
         if len(self._counts) > MAX_REMEMBERED_TRANSACTIONS:
             del self._counts[next(iter(self._counts))]
 
-    def advance(self, *, whole: bool) -> str:
+    def advance(self, *, at_end: bool) -> str:
         """Move `boundary` to the last one, and return the id of the transaction that prevents a later boundary, or "".
 
-        Unless `whole`, more records follow, so the last transaction stays open. Raises SpecError for records from more
+        Unless `at_end`, more records follow, so the last transaction stays open. Raises SpecError for records from more
         than one log.
         """
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.boundary
-        for i, run in enumerate(self._runs if whole else self._runs[:-1]):
+        for i, run in enumerate(self._runs if at_end else self._runs[:-1]):
             for transaction, position in open_ones.find_earlier(run) if run.transaction else ():
                 open_ones.remove(transaction)
                 newest, behind = _advance(newest, transaction, position)

@@ -29,8 +29,8 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
     if (circuit := spec.dead_letters.circuit) == "off":
         return
     if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
-        before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
-        raise CircuitOpen(circuit_open_message(spec.name, reason, rejects, before=before))
+        last_batch = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
+        raise CircuitOpen(circuit_open_message(spec.name, reason, rejects, last_batch=last_batch))
 
 
 def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
@@ -42,17 +42,17 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
     return f"{share} would be dead letters, more than {circuit.share} %"
 
 
-def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
+def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, last_batch: Journal | None) -> str:
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     locations = ", ".join(map(_location, rejects.first[:MAX_NAMED_PARTITIONS]))
-    if (more := len(rejects.first) - MAX_NAMED_PARTITIONS) > 0:
-        locations += f" and in {format_count(more, 'more partition')}"
+    if (hidden := len(rejects.first) - MAX_NAMED_PARTITIONS) > 0:
+        locations += f" and in {format_count(hidden, 'more partition')}"
     # A few dead letters of each error class in turn, beginning with the most frequent class.
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     samples = [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
     previous = ""
-    if before is not None and (total := before.records + before.rejected):
-        previous = f"In the previous batch, the share was {_percent(before.rejected, total)}. "
+    if last_batch is not None and (total := last_batch.records + last_batch.rejected):
+        previous = f"In the previous batch, the share was {_percent(last_batch.rejected, total)}. "
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {previous}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
@@ -66,8 +66,8 @@ def _location(reject: Reject) -> str:
     return f"{reject.topic}[{reject.partition}]@{reject.offset}"
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "0 %"
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f} %" if total else "0 %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the offsets up to which an operator has accepted rejected records. Omits recreated topics."""
-    found = read_acceptance(tables.journals, tables.stream)
-    return keep_same_topics(found.offsets, found.source, source) if found else {}
+    acceptance = read_acceptance(tables.journals, tables.stream)
+    return keep_same_topics(acceptance.offsets, acceptance.source, source) if acceptance else {}
 
 
 def read_acceptance(journals: JournalStore, stream: str) -> AcceptedRejects | None:

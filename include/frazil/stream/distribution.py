@@ -61,12 +61,12 @@ class RecentSizes:
             return replace(self, bytes=_keep_largest(newest), files_alone=alone)
         threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
         mixed = {key: _moving_average(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
-        kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
-        return replace(self, bytes=_keep_largest(kept), files_alone=_moving_average(self.files_alone, alone))
+        retained = {key: size for key, size in mixed.items() if key in newest or size > threshold}
+        return replace(self, bytes=_keep_largest(retained), files_alone=_moving_average(self.files_alone, alone))
 
 
-def _moving_average(before: float, current: float) -> float:
-    return before + NEWEST_WEIGHT * (current - before)
+def _moving_average(average: float, current: float) -> float:
+    return average + NEWEST_WEIGHT * (current - average)
 
 
 def _keep_largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
@@ -95,9 +95,9 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     partitioned: bool,
     tasks: int,
     target_file_bytes: int,
-    before: Distribution | None,
+    previous: Distribution | None,
 ) -> Distribution:
-    """Decide whether to shuffle a batch of `tasks` tasks. After a shuffle (`before`), a smaller saving suffices."""
+    """Decide whether to shuffle a batch of `tasks` tasks. After a shuffle (`previous`), a smaller saving suffices."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -109,14 +109,14 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     files = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
     reason = f"{len(shares)} live partitions: about {files} files per batch without a shuffle, {apart} with one"
-    found = Distribution(Shuffle(tasks, shares), reason, len(shares), files, apart)
+    distribution = Distribution(Shuffle(tasks, shares), reason, len(shares), files, apart)
     if declared == "hash":
-        return replace(found, reason=f"distribution: hash; {found.reason}")
-    bound = MIN_RATIO_TO_CONTINUE if before is not None and before.shuffled else MIN_RATIO_TO_BEGIN
-    saved = found.files_alone - found.files_shuffled
-    if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
-        return found
-    return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
+        return replace(distribution, reason=f"distribution: hash; {distribution.reason}")
+    bound = MIN_RATIO_TO_CONTINUE if previous is not None and previous.shuffled else MIN_RATIO_TO_BEGIN
+    saved = distribution.files_alone - distribution.files_shuffled
+    if saved >= MIN_SAVED_FILES and distribution.files_alone >= bound * distribution.files_shuffled:
+        return distribution
+    return replace(distribution, shuffle=None, reason=f"{distribution.reason}: a shuffle would save too few files")
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class Distributor:
             partitioned=bool(spec.fields),
             tasks=tasks,
             target_file_bytes=target_file_bytes,
-            before=self.last,
+            previous=self.last,
         )
         return self.last
 
@@ -174,10 +174,10 @@ def assign_writers(
             (writer, min(end, length * (writer + 1)) - max(start, length * writer))
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
-        kept = [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
-        ends = list(accumulate(size for _, size in kept))
+        pieces = [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
+        ends = list(accumulate(size for _, size in pieces))
         shares[key] = tuple(
-            (writer, end_of_share / ends[-1]) for (writer, _), end_of_share in zip(kept, ends, strict=True)
+            (writer, end_of_share / ends[-1]) for (writer, _), end_of_share in zip(pieces, ends, strict=True)
         )
         start = end
     return shares

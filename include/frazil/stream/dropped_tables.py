@@ -65,14 +65,14 @@ def find_dropped_tables(
         missing = _find_missing_names(catalog, names)
     read = sorted(missing if loaded is None else names)
     records = run_in_parallel(lambda name: read_table_record(tables, name), read)
-    found = []
+    dropped = []
     for record in records:
         if record is None or not sinks.includes(record.target, record.value):
             continue
         replacement = None if record.target in missing or loaded is None else _find_replacement(catalog, record, loaded)
         if record.target in missing or replacement is not None:
-            found.append(_make_dropped_table(spec, tables, record, replacement))
-    return found
+            dropped.append(_make_dropped_table(spec, tables, record, replacement))
+    return dropped
 
 
 def _make_dropped_table(
@@ -87,8 +87,8 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
-    found = zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
-    return {name for name, exists in found if not exists}
+    existing = zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
+    return {name for name, exists in existing if not exists}
 
 
 def _find_replacement(catalog: Catalog, record: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
@@ -113,8 +113,8 @@ def find_lagging_and_dropped_tables(
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def explain(target: Target) -> Explanation:
-        if known := dropped.get(target):
-            return known.explanation
+        if dropped_table := dropped.get(target):
+            return dropped_table.explanation
         return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
@@ -172,7 +172,7 @@ def describe_dropped_table(
     target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
     tag = f" (created for {record.value!r})" if record.value is not None else ""
     owner = f" of the route of {spec.name!r}{tag}" if has else f"{tag}, which the route of {spec.name!r} no longer has,"
-    newest, kept = _find_leftovers(tables, record)
+    newest, has_files = _find_leftovers(tables, record)
     if replacement is not None:
         problem = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
         begin = (
@@ -190,7 +190,7 @@ def describe_dropped_table(
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
     elif record.location:
-        ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {record.location}")
+        ways.insert(0, f"{'its remaining files are' if has_files else 'no files were found'} in {record.location}")
     remedy = f"{begin}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
     return Explanation(f"table {target}{owner} {problem}", remedy)
 
@@ -212,10 +212,10 @@ def _find_record(spec: StreamSpec, tables: StreamTables, target: Target) -> Rout
         return record
     value = _find_route_value(spec, tables, target)
     try:
-        found = find_remains(tables.main.current().catalog, declare_routed_table(spec, target, value))
+        remains = find_remains(tables.main.current().catalog, declare_routed_table(spec, target, value))
     except (FrazilError, OSError):
-        found = None
-    return RoutedTableRecord(target, value, "" if found is None else found.location)
+        remains = None
+    return RoutedTableRecord(target, value, "" if remains is None else remains.location)
 
 
 def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[str | None, bool]:
@@ -227,10 +227,10 @@ def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[st
         if record.uuid is not None:
             newest = find_newest_metadata(folder.store, folder.location, record.uuid)
             return (newest.path, True) if newest and newest.snapshots else (None, False)
-        found = read_remains(folder)
+        remains = read_remains(folder)
     except (FrazilError, OSError):
         return None, False
-    return (found.newest.path if found and found.newest else None), found is not None
+    return (remains.newest.path if remains and remains.newest else None), remains is not None
 
 
 def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
@@ -241,9 +241,9 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
     """Create a missing table of the route, empty and without a marker. Raises SpecError for an unknown route value."""
     value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
-    found = find_remains(catalog, declared)
-    if found is not None:
-        declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
+    remains = find_remains(catalog, declared)
+    if remains is not None:
+        declared = dataclasses.replace(declared, location=f"{remains.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
     write_table_record(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
 
 
@@ -261,6 +261,6 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the table's route value, according to its note, record or name; None if unknown."""
-    found = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
-    known = (*(table.value for table in found if table), spec.sinks.extract_value(identifier))
-    return next((value for value in known if value is not None), None)
+    records = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
+    values = (*(table.value for table in records if table), spec.sinks.extract_value(identifier))
+    return next((value for value in values if value is not None), None)

@@ -79,14 +79,14 @@ def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the sent rows:
     Spark may have run a reader again, with other rows.
     """
-    found = [parse_answer(answer) for answer in answers]
-    if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):
+    parsed = [parse_answer(answer) for answer in answers]
+    if suspect := next((answer["suspect"] for answer in parsed if "suspect" in answer), None):
         raise RecordSuspected(suspect)
-    readers = {answer["read"]: answer for answer in found if "read" in answer}
-    writers = {answer["write"]: answer for answer in found if "write" in answer}
+    readers = {answer["read"]: answer for answer in parsed if "read" in answer}
+    writers = {answer["write"]: answer for answer in parsed if "write" in answer}
     sent = {(r, w): rows for r, answer in readers.items() for w, rows in enumerate(answer["sent"]) if rows}
     received = {(int(r), w): rows for w, answer in writers.items() for r, rows in answer["received"].items()}
-    if sent != received or readers.keys() != writers.keys() or len(found) != 2 * len(readers):
+    if sent != received or readers.keys() != writers.keys() or len(parsed) != 2 * len(readers):
         raise StaleBatch(
             "the shuffle's writers did not receive exactly the rows that its readers sent: the batch is staged again"
         )

@@ -27,8 +27,8 @@ class EvolutionResult:
 
 
 def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str:
-    named = "; ".join(shorten_list([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
-    return f"records have fields that cannot become columns of {table}, so their values are ignored: {named}"
+    fields = "; ".join(shorten_list([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
+    return f"records have fields that cannot become columns of {table}, so their values are ignored: {fields}"
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
@@ -40,25 +40,25 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
         remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
     else:
         remedy = "Compare the declared columns' names with the records' fields; `frazil infer` proposes columns"
-    found = format_count(counted_so_far.unknown, "record", "has|have")
-    return f"{found} no field that matches a column of {table}{fields}. {remedy}"
+    count = format_count(counted_so_far.unknown, "record", "has|have")
+    return f"{count} no field that matches a column of {table}{fields}. {remedy}"
 
 
 def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     if not counted_so_far.cast:
         return ""
     columns = sorted(counted_so_far.cast.items(), key=lambda column: (-column[1], column[0]))
-    named = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
+    names = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
     more = f" and {format_count(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
-    return f"fields of the records were cast to the column types of {table}, as `cast: lenient` allows: {named}{more}"
+    return f"fields of the records were cast to the column types of {table}, as `cast: lenient` allows: {names}{more}"
 
 
 def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     if not counted_so_far.unplaced:
         return ""
-    found = format_count(counted_so_far.unplaced, "change", "has|have")
+    count = format_count(counted_so_far.unplaced, "change", "has|have")
     return (
-        f"{found} no position in the log of {table}'s source, so Kafka's order decides: frazil knows the "
+        f"{count} no position in the log of {table}'s source, so Kafka's order decides: frazil knows the "
         "positions of PostgreSQL, MySQL and MariaDB. Order by a column of envelope.metadata instead, such as "
         "source.change_lsn of SQL Server or source.scn of Oracle"
     )
@@ -68,31 +68,31 @@ def evolve_table(
     table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
 ) -> EvolutionResult:
     """Change the table as far as `evolution` allows. A routed table's columns have their names in `main`."""
-    wanted, refused = requested_changes(join_drift(drift))
-    wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
+    changes, refused = requested_changes(join_drift(drift))
+    changes, dropped = refuse_sensitive_fields(changes, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)
     if main is not None and (former := parse_former_columns(main.properties)):
-        wanted, dropped = _use_current_names(wanted, main.schema(), former)
+        changes, dropped = _use_current_names(changes, main.schema(), former)
         refused = (*refused, *dropped)
-    if not wanted:
+    if not changes:
         return EvolutionResult((), refused)
-    found = evolve_for_records(table, spec, wanted)
-    return EvolutionResult(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
+    evolution = evolve_for_records(table, spec, changes)
+    return EvolutionResult(tuple(map(describe_change, evolution.changes)), (*refused, *evolution.refused))
 
 
 def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
     """Return the changes that a routed table needs for files with the default table's schema."""
-    schemas, wanted = default.schemas(), dict[Path, list[Change]]()
+    schemas, additions = default.schemas(), dict[Path, list[Change]]()
     for file in files:
         empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
         for path, field in walk_fields(schemas.get(file.schema_id, default.schema()).as_struct(), ()):
             inside = index_by_id(Schema(field)).items()
             if not empty.issuperset(i for i, leaf in inside if leaf.field_type.is_primitive):
                 wider = [Promotion(path, field.field_type)] if field.field_type.is_primitive else []
-                wanted[path] = [Addition(path, field.field_type, None), *(wider if widening else [])]
+                additions[path] = [Addition(path, field.field_type, None), *(wider if widening else [])]
             if widening and not field.required:
-                wanted.setdefault(path, []).append(Relaxation(path))
-    return [change for changes in wanted.values() for change in changes]
+                additions.setdefault(path, []).append(Relaxation(path))
+    return [change for changes in additions.values() for change in changes]
 
 
 def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
@@ -106,52 +106,52 @@ def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
 
 
 def _use_current_names(
-    wanted: Sequence[Change], main: Schema, former: FormerColumns
+    changes: Sequence[Change], main: Schema, former: FormerColumns
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes with renamed columns' current names, and refusals for dropped columns."""
-    kept: list[Change] = []
+    renamed_changes: list[Change] = []
     refused: list[RefusedField] = []
-    for change in wanted:
-        first, *rest = change.path
+    for change in changes:
+        first, *nested = change.path
         kept_name = first in main.column_names or first not in former
         current_name = first if kept_name else find_current_name(main, former[first])
         if current_name is None:
             refused.append(RefusedField(change.path, "was dropped from the stream's tables"))
-        elif (renamed := replace(change, path=(current_name, *rest))) not in kept:
-            kept.append(renamed)
-    return kept, tuple(refused)
+        elif (renamed := replace(change, path=(current_name, *nested))) not in renamed_changes:
+            renamed_changes.append(renamed)
+    return renamed_changes, tuple(refused)
 
 
 def refuse_sensitive_fields(
-    wanted: Sequence[Change], hidden: Sequence[Path]
+    changes: Sequence[Change], hidden: Sequence[Path]
 ) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes without sensitive fields, and refusals of these fields. Ignores case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
-    kept: list[Change] = []
+    allowed: list[Change] = []
     refused: list[RefusedField] = []
-    for change in wanted:
+    for change in changes:
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
-            kept.append(change)
+            allowed.append(change)
         elif any(path[: len(hidden_path)] == hidden_path for hidden_path in hidden):
             reason = "is sensitive, so it is not added as a column; declare it to store it"
             refused.append(RefusedField(change.path, reason))
         elif any(hidden_path[: len(path)] == path for hidden_path in hidden):
             refused.append(RefusedField(change.path, "has a sensitive field; declare the column without it"))
         else:
-            kept.append(change)
-    return kept, tuple(refused)
+            allowed.append(change)
+    return allowed, tuple(refused)
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes that would accept all drift, and refusals for fields that cannot become columns."""
-    wanted: list[Change] = []
+    changes: list[Change] = []
     refused: list[RefusedField] = []
-    for found in find_new_fields(drift):
-        if found.type is None:
-            refused.append(RefusedField(found.path, found.problem))
+    for field in find_new_fields(drift):
+        if field.type is None:
+            refused.append(RefusedField(field.path, field.problem))
         else:
-            wanted.append(Addition(found.path, found.type, None))
-    wanted += [Promotion(path, iceberg_type(kind)) for path, kind in drift.wider.items()]
-    wanted += [Relaxation(path) for path in drift.optional]
-    return wanted, tuple(refused)
+            changes.append(Addition(field.path, field.type, None))
+    changes += [Promotion(path, iceberg_type(kind)) for path, kind in drift.wider.items()]
+    changes += [Relaxation(path) for path in drift.optional]
+    return changes, tuple(refused)

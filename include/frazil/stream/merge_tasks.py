@@ -61,10 +61,10 @@ class MergeTasks:
         return self.contexts[0].stream
 
     def _run_plan(self, plan: str) -> str:
-        found = decode(plan, _Plan)
-        context, report = self.contexts[found.context], self._progress_reporter(found.number)
+        decoded = decode(plan, _Plan)
+        context, report = self.contexts[decoded.context], self._progress_reporter(decoded.number)
         try:
-            return msgspec.json.encode(run_merge_task(context, found.task, on_progress=report)).decode()
+            return msgspec.json.encode(run_merge_task(context, decoded.task, on_progress=report)).decode()
         except FrazilError as error:
             return json.dumps(error_answer(error))
         except OSError as error:

@@ -46,18 +46,18 @@ class Notices:
 
         Casts and unplaced changes are published again when doubled.
         """
-        found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
-        self.counted = joined = join_drift([self.committed, *found])
-        before = self.reported
-        if joined.unknown > before.unknown:
+        drifts = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
+        self.counted = joined = join_drift([self.committed, *drifts])
+        reported = self.reported
+        if joined.unknown > reported.unknown:
             self.reported = replace(self.reported, unknown=joined.unknown, names=joined.names)
-        if joined.unplaced > 2 * before.unplaced:
+        if joined.unplaced > 2 * reported.unplaced:
             self.reported = replace(self.reported, unplaced=joined.unplaced)
-        was, total = sum(before.cast.values()), sum(joined.cast.values())
-        if joined.cast.keys() > before.cast.keys() or total > 2 * was:
+        was, total = sum(reported.cast.values()), sum(joined.cast.values())
+        if joined.cast.keys() > reported.cast.keys() or total > 2 * was:
             self.reported = replace(self.reported, cast=joined.cast)
         for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
-            earlier, text = notice(before, table=self.table), notice(self.reported, table=self.table)
+            earlier, text = notice(reported, table=self.table), notice(self.reported, table=self.table)
             if text != earlier:
                 self.emit(NoticeIssued(text, replaces=earlier))
 

@@ -37,7 +37,7 @@ def retry_during_outage(
     began, expired, tries = time.monotonic(), 0, 0
     while True:
         try:
-            done = operation()
+            result = operation()
         except TableLost:
             raise
         except (CommitUnavailable, RegistryUnavailable) as error:
@@ -63,4 +63,4 @@ def retry_during_outage(
         else:
             if tries > expired:
                 log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, failure)
-            return done
+            return result

@@ -183,8 +183,8 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
         return old
     weight = min(0.5, records / 100_000 + 0.1)
 
-    def mix(before: float, current: float) -> float:
-        return before + weight * (current - before)
+    def mix(average: float, current: float) -> float:
+        return average + weight * (current - average)
 
     return replace(
         old,
@@ -210,13 +210,13 @@ def update_rates(
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
     """Join the ranges that several tasks have read: one range per partition. Raises `StaleBatch` for a gap."""
-    whole = []
+    joined = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):
         parts = list(group)
         if any(a.end != b.start for a, b in pairwise(parts)):
             raise StaleBatch(f"ranges of {topic}-{partition} are not contiguous: {[(p.start, p.end) for p in parts]}")
-        whole.append(
+        joined.append(
             RangeProgress(
                 topic,
                 partition,
@@ -230,7 +230,7 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
                 newest_future_us=_newest(p.newest_future_us for p in parts),
             )
         )
-    return tuple(whole)
+    return tuple(joined)
 
 
 def _newest(times_us: Iterable[int | None]) -> int | None:

@@ -148,8 +148,8 @@ class BatchPlanner:
 
     def is_deleted(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
-        known = any(topic == name for name, _ in self.position.offsets)
-        return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
+        is_read = any(topic == name for name, _ in self.position.offsets)
+        return (self.absent.get(topic, 0) if is_read else self.polls) >= MAX_ABSENT_POLLS
 
     def _is_poll_due(self, now: float) -> bool:
         """Return whether `poll_s` has passed, or a batch is due.
@@ -218,9 +218,9 @@ class BatchPlanner:
         self.answered_at, self.silent_since = now, None
         waits_for = self.whole_transactions.waits_for if self.whole_transactions else ""
         waiting = self.watch.count_in_transactions()
-        known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
+        stable, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
         first, at_ms = dict(self.first_offsets), self.clock_ms()
-        self.reported = PlannerReport(known, first, waiting, waits_for, at_ms, leaderless=leaderless)
+        self.reported = PlannerReport(stable, first, waiting, waits_for, at_ms, leaderless=leaderless)
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Offsets) -> None:
@@ -244,26 +244,26 @@ class BatchPlanner:
 
     def _update_topics(self, ends: Offsets) -> None:
         """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap for lost unread records."""
-        found = self.kafka.describe()
+        observed = self.kafka.describe()
         try:
-            check_same_source(self.source, found.identity, stream=self.settings.stream)
+            check_same_source(self.source, observed.identity, stream=self.settings.stream)
         except TopicRecreated as error:
-            topic_ids = found.identity.topic_ids
+            topic_ids = observed.identity.topic_ids
             made_again = {
-                topic for topic, known in self.source.topic_ids.items() if topic_ids.get(topic, known) != known
+                topic for topic, known_id in self.source.topic_ids.items() if topic_ids.get(topic, known_id) != known_id
             }
             raise TopicRecreated(f"{error}{self._unread_message(made_again, ends)}") from error
-        self.source = merge_identities(self.source, found.identity)
+        self.source = merge_identities(self.source, observed.identity)
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        missing = sorted(read - found.identity.topic_ids.keys())
+        missing = sorted(read - observed.identity.topic_ids.keys())
         if new_missing := [topic for topic in missing if self.absent.get(topic, 0) < MAX_ABSENT_POLLS]:
             self.kafka.check_not_hidden(new_missing)
         self.polls += 1
-        self._count_missing_polls(found.identity.topic_ids)
-        if found.leaderless != self.leaderless:
-            log.warning("topic-partitions without a leader: %s", sorted(found.leaderless) or "none")
-        self.leaderless = found.leaderless
-        beginnings = self.kafka.earliest(found.partitions_with_leader)
+        self._count_missing_polls(observed.identity.topic_ids)
+        if observed.leaderless != self.leaderless:
+            log.warning("topic-partitions without a leader: %s", sorted(observed.leaderless) or "none")
+        self.leaderless = observed.leaderless
+        beginnings = self.kafka.earliest(observed.partitions_with_leader)
         check_no_gap(self.position.offsets, beginnings, stream=self.settings.stream)
         new = {tp: offset for tp, offset in beginnings.items() if tp not in self.position.offsets}
         if new:
@@ -341,8 +341,8 @@ class BatchPlanner:
     def _decide(self, now: float) -> BatchDecision:
         rates = read_rates(self.settings.run_folder)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        known = [seen for seen in self.first_seen.values() if seen is not None]
-        oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None
+        times = [first_s for first_s in self.first_seen.values() if first_s is not None]
+        oldest_age_s = now - min(times) if times and len(times) == len(self.first_seen) else None
         policy = self.settings.policy
         return decide_batch(unread=self._count_unread(), oldest_age_s=oldest_age_s, rates=rates, policy=policy)
 

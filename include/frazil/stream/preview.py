@@ -73,7 +73,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
         quote = (lambda _: "its value") if protect else repr
         destinations = dataclasses.replace(Destinations.of(spec.route, {}), targets=_RouteTables(spec.route))
         divide = RowDivider(destinations, ranges, quote=quote)
-    found: list[PreviewedRecord] = []
+    records: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         chunks = [*reader]  # a transform's memory limit may abort a process that still reads
     for chunk in chunks:
@@ -86,15 +86,15 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
                 of, cause = ranges[chunk.range_index[start]], to_safe_error(result, context)
                 error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
                 where = (of.topic, of.partition, int(chunk.offsets[start]))
-                found.append(PreviewedRecord(*where, "dead letter", error=error))
+                records.append(PreviewedRecord(*where, "dead letter", error=error))
             else:
-                found += result
+                records += result
     targets = {MAIN: spec.table.identifier}
-    found = [
+    records = [
         dataclasses.replace(preview, tables=tuple(targets.get(name, name) for name in preview.tables))
-        for preview in found
+        for preview in records
     ]
-    return sorted(found, key=lambda preview: (preview.topic, preview.partition, preview.offset))[:limit]
+    return sorted(records, key=lambda preview: (preview.topic, preview.partition, preview.offset))[:limit]
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
@@ -113,8 +113,8 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     spans = {tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends and first[tp] < ends[tp].stable}
     ranges = []
     smallest_first = sorted(spans.items(), key=lambda item: item[1][1] - item[1][0])
-    for left, (tp, (start, end)) in zip(range(len(spans), 0, -1), smallest_first, strict=True):
-        ranges.append(OffsetRange(*tp, max(start, end - -(-limit // left)), end))
+    for ranges_left, (tp, (start, end)) in zip(range(len(spans), 0, -1), smallest_first, strict=True):
+        ranges.append(OffsetRange(*tp, max(start, end - -(-limit // ranges_left)), end))
         limit -= ranges[-1].end - ranges[-1].start
     return sorted((span for span in ranges if span.start < span.end), key=lambda span: (span.topic, span.partition))
 

@@ -144,14 +144,14 @@ class Reporter:
                 self._update(outage=sentence if names else None, outage_code=None)
             case NoticeIssued(sentence, replaces):
                 self._add_notice(sentence, replaces=replaces)
-            case FutureEventTimes() as found:
-                before, self._future = self._future, self._future + found if self._future else found
-                self._add_notice(self._future.describe(), replaces=before.describe() if before else "")
+            case FutureEventTimes() as future:
+                previous, self._future = self._future, self._future + future if self._future else future
+                self._add_notice(self._future.describe(), replaces=previous.describe() if previous else "")
 
     def _add_notice(self, sentence: str, *, replaces: str) -> None:
         with self._lock:
-            others = tuple(notice for notice in self._state.notices if notice not in {sentence, replaces})
-            notices = (*others, sentence) if sentence else others
+            other_notices = tuple(notice for notice in self._state.notices if notice not in {sentence, replaces})
+            notices = (*other_notices, sentence) if sentence else other_notices
             self._state = dataclasses.replace(self._state, notices=notices)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
@@ -236,11 +236,11 @@ class Reporter:
                 self._update(merged_rows=rows)
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
-            counted = progress.count_records(epoch=state.epoch, batch=state.batch)
-            before, self._counts = self._counts, counted
-            changed = counted.written > before.written or counted.compiling is not before.compiling
-            if changed or counted.read > state.batch_records:
-                self._update(batch_records=counted.read)
+            counts = progress.count_records(epoch=state.epoch, batch=state.batch)
+            previous, self._counts = self._counts, counts
+            changed = counts.written > previous.written or counts.compiling is not previous.compiling
+            if changed or counts.read > state.batch_records:
+                self._update(batch_records=counts.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         """Return by how much (ms) a batch of this duration exceeds the commit interval."""
@@ -339,10 +339,10 @@ def _build_sample(
 
 def _read_caught_up_at_ms(folder: Path, now_ms: int) -> int | None:
     try:
-        before = Heartbeat.read(folder)
+        heartbeat = Heartbeat.read(folder)
     except (ValueError, TypeError, KeyError, OSError):
         return None
-    return before.caught_up_at_ms if before and now_ms - before.written_at_ms <= MAX_INHERITED_AGE_MS else None
+    return heartbeat.caught_up_at_ms if heartbeat and now_ms - heartbeat.written_at_ms <= MAX_INHERITED_AGE_MS else None
 
 
 class CaughtUpTracker:

@@ -53,20 +53,20 @@ class StreamRoute:
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute:
         """Commit rows left for the routed tables, sweep unneeded files, and open the tables. Raises RouteBehind."""
-        found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
-        found.followers.on_late_rows = lambda rows: emit(WaitingRowsCommitted(rows))
+        route = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
+        route.followers.on_late_rows = lambda rows: emit(WaitingRowsCommitted(rows))
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
-            return found
-        ended = found._commit_overdue_rows()
+            return route
+        ended = route._commit_overdue_rows()
         sweep_waiting_files(tables, followers.waiting, below_epoch=marker.key.epoch, complete=marker.routed or NO_BATCH)
         if not ended:
-            found.report()  # rows that have waited for too long stop the stream before more rows wait
+            route.report()  # rows that have waited for too long stop the stream before more rows wait
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
-            found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
-            found.routed.open(marker)
+            route.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
+            route.routed.open(marker)
         sweep_routed(tables, below_epoch=marker.key.epoch)
-        return found
+        return route
 
     def _commit_overdue_rows(self) -> bool:
         """Commit the waiting rows. Retries overdue rows for a while. Returns True if the writer is asked to end."""
@@ -91,7 +91,7 @@ class StreamRoute:
 
     @property
     def _is_overdue(self) -> bool:
-        oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
+        oldest_ms = min((table.since_ms for table in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
@@ -127,7 +127,7 @@ class StreamRoute:
 
     def report(self) -> None:
         """Report the tables that are missing rows. Raises RouteBehind after `route.lag`."""
-        behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
+        behind = sorted(self.followers.behind.values(), key=lambda table: table.since_ms)
         if not behind:
             if self._reported:
                 self._reported = False
@@ -135,9 +135,9 @@ class StreamRoute:
             return
         self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
-        more = f"The writer keeps retrying, and ends with RouteBehind after {format_utc(until_ms)}"
-        sentence = f"{describe_lagging_tables(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
-        self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
+        remedy = f"The writer keeps retrying, and ends with RouteBehind after {format_utc(until_ms)}"
+        sentence = f"{describe_lagging_tables(behind)}. {remedy}{remedy_pointer(self.spec.name, behind)}"
+        self.emit(TablesBehind(frozenset(table.target for table in behind), sentence))
         if self._is_overdue:
             fix = behind[0].find_remedy(self.spec.name, "Fix the table and start the writer again")
             raise RouteBehind(
@@ -154,6 +154,6 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
     """Return the command that shows the remedies; "" if the message already has them."""
-    if len(behind) <= MAX_NAMED and all(found.explanation.remedy for found in behind):
+    if len(behind) <= MAX_NAMED and all(table.explanation.remedy for table in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -99,7 +99,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
         raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
     if marker is None:
         _check_no_files_in_dropped_table(tables, target, journals)
-        write_first_marker(tables, handle, default_marker, before=journals[0])
+        write_first_marker(tables, handle, default_marker, previous_batch=journals[0])
     elif is_ahead(marker, default_marker):
         raise _table_ahead_error(spec, target, marker)
 
@@ -141,8 +141,8 @@ def _check_not_replaced(spec: StreamSpec, tables: StreamTables, record: RoutedTa
 def _dropped_table_error(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
 ) -> TableLost:
-    found = describe_dropped_table(spec, tables, record, replacement)
-    return TableLost(found.reason, remedy=found.remedy)
+    dropped = describe_dropped_table(spec, tables, record, replacement)
+    return TableLost(dropped.reason, remedy=dropped.remedy)
 
 
 def _table_ahead_error(spec: StreamSpec, target: Target, marker: Marker) -> AdoptionRequired:
@@ -209,10 +209,10 @@ class RoutedTables(RouteValues):
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values of dropped tables that an operator must decide about."""
-        known = {*self.targets.values(), *self.unread}
-        names = [n for n in sorted(self._recorded - known) if self.sinks.matches_template(n)]
-        found = (read_table_record(self.tables, name) for name in names)
-        return [m.value for m in found if m and m.value is not None and self.sinks.includes(m.target, m.value)]
+        existing = {*self.targets.values(), *self.unread}
+        names = [n for n in sorted(self._recorded - existing) if self.sinks.matches_template(n)]
+        records = (read_table_record(self.tables, name) for name in names)
+        return [m.value for m in records if m and m.value is not None and self.sinks.includes(m.target, m.value)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
         def prepare() -> None:
@@ -242,13 +242,13 @@ class RoutedTables(RouteValues):
             atomic = self.spec.commit.atomic
             if atomic is True or (atomic and target in atomic):
                 raise
-            found = explain_table_error(error)
+            cause = explain_table_error(error)
             if not isinstance(error, RouteBehind | SchemaIncompatible | TableLost):  # these name the table
-                found = dataclasses.replace(found, reason=f"table {target} cannot be loaded or created: {found.reason}")
+                cause = dataclasses.replace(cause, reason=f"table {target} cannot be loaded or created: {cause.reason}")
             if target not in self.absent:
-                log.warning("rows for table %s wait next to the default table: %s", target, found)
-            write_missing_table_note(self.tables, MissingTableNote(target, value, found.reason, remedy=found.remedy))
-            self.absent[target] = found
+                log.warning("rows for table %s wait next to the default table: %s", target, cause)
+            write_missing_table_note(self.tables, MissingTableNote(target, value, cause.reason, remedy=cause.remedy))
+            self.absent[target] = cause
         else:
             if self.absent.pop(target, None):
                 log.warning("table %s can be used again", target)
@@ -336,17 +336,17 @@ class RoutedTables(RouteValues):
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
         """Evolve routed tables by a batch's drift. If a table fails, it becomes `absent`, with the result None."""
-        found = dict[Target, EvolutionResult | None].fromkeys(drift)
+        evolutions = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._template_values()
 
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
             # A table without this stream's marker must not change.
             require_marker(table, self.spec.name)
-            found[target] = evolve_table(table, self.spec, drift[target], main=main)
+            evolutions[target] = evolve_table(table, self.spec, drift[target], main=main)
 
         _run_many(lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift))
-        return found
+        return evolutions
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context with the routed tables. Rows for absent tables are written next to the default table."""
@@ -361,9 +361,9 @@ class RoutedTables(RouteValues):
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=self.destinations())
 
     def _try_layout(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        found = list[TargetTable]()
-        self._try_table(target, value, lambda: found.append(self._layout(target, key)))
-        return found[0] if found else None
+        loaded = list[TargetTable]()
+        self._try_table(target, value, lambda: loaded.append(self._layout(target, key)))
+        return loaded[0] if loaded else None
 
     def _layout(self, target: Target, key: BatchKey) -> TargetTable:
         """Return the layout in which tasks write to a table, cached until its metadata changes."""

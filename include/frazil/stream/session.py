@@ -56,11 +56,11 @@ class CostMeter:
     def take_usage(self) -> tuple[float, StorageRequests]:
         with self._lock:
             cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
-            before_s, before = self._taken_s, self._requests
+            before_s, previous = self._taken_s, self._requests
             self._taken_s, self._requests = cpu_s, requests
         # A JVM that was started again has used less.
         return max(cpu_s - before_s, 0.0), StorageRequests(
-            requests.writes - before.writes, requests.reads - before.reads
+            requests.writes - previous.writes, requests.reads - previous.reads
         )
 
 
@@ -198,8 +198,8 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
         if difference := next((ours for theirs, ours in PYTHON_PROBLEMS.items() if theirs in str(error)), None):
             raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, difference)) from error
         raise
-    if found := find_executor_problem(json.loads(answer) for answer in set(answers)):
-        raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, found))
+    if problem := find_executor_problem(json.loads(answer) for answer in set(answers)):
+        raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, problem))
 
 
 def find_executor_problem(answers: Iterable[dict[str, str]]) -> str | None:
@@ -233,16 +233,16 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
         import json  # runs on the executor, without this module's imports
         import socket
 
-        found = {"host": socket.gethostname()}
+        answer = {"host": socket.gethostname()}
         try:
             import frazil
             import frazil.ingest.stage
             import frazil.stream.stage_rows
 
-            found["frazil"] = frazil.__version__
+            answer["frazil"] = frazil.__version__
         except ImportError as error:
-            found["missing"] = str(error)
-        yield json.dumps(found)
+            answer["missing"] = str(error)
+        yield json.dumps(answer)
 
     return probe
 
@@ -262,13 +262,13 @@ def warn_if_executors_lost(
         missing = 0
         while not over.wait(poll_interval_s):
             try:
-                found = executors()
+                count = executors()
             except Exception as error:  # the JVM is gone, which the batch itself reports
                 log.debug("executors cannot be counted: %r", error)
                 return
-            if found:
+            if count:
                 if missing > 1:
-                    log.warning("the batch has %d executors again", found)
+                    log.warning("the batch has %d executors again", count)
                 missing = 0
                 continue
             missing += 1

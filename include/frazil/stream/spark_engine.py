@@ -205,8 +205,8 @@ def translate_spark_errors(stream: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := _short_error(error, str(error), stream):
-            raise found from error
+        if short_error := _short_error(error, str(error), stream):
+            raise short_error from error
         raise
 
 
@@ -229,11 +229,11 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
 
 
 def python_error_message(text: str) -> str | None:
-    _, found, trace = text.rpartition("PythonException: Traceback")
+    _, separator, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
     below = lines[frames[-1] + 1 :] if frames else []
-    return " ".join(filter(None, map(str.strip, below))) if found else None
+    return " ".join(filter(None, map(str.strip, below))) if separator else None
 
 
 def _end_message(stream: str) -> str:

@@ -207,19 +207,19 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
         return None
     from frazil.ingest.transform_check import check_transform  # DuckDB, only where a transform is declared
 
-    found = check_transform(spec).transform
-    columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in found.columns)
-    return replace(found, columns=tuple(columns))
+    transform = check_transform(spec).transform
+    columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in transform.columns)
+    return replace(transform, columns=tuple(columns))
 
 
 def current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
     if spec.transform:
         return spec.units
     columns = {*table.column_names}
-    found = {_current_path(table, other_names, path): unit for path, unit in spec.units.items()}
-    return {path: unit for path, unit in found.items() if path in columns}
+    units = {_current_path(table, other_names, path): unit for path, unit in spec.units.items()}
+    return {path: unit for path, unit in units.items() if path in columns}
 
 
 def _current_path(table: Schema, other_names: Mapping[str, int], path: str) -> str:
-    first, *rest = path.split(".")
-    return ".".join([current_column_name(table, other_names, first), *rest])
+    first, *nested = path.split(".")
+    return ".".join([current_column_name(table, other_names, first), *nested])

@@ -129,14 +129,14 @@ class StageRows:
         task = StageTask.from_json(plan)
         took = _start_timer()
         try:
-            for found in stage_before_shuffle(
+            for staged in stage_before_shuffle(
                 self.context, task, attempt=_attempt_number(), on_progress=self._progress_reporter(str(task.index))
             ):
-                if isinstance(found, Parcel):
-                    yield found.writer, (found.task, found.rows, found.data)
+                if isinstance(staged, Parcel):
+                    yield staged.writer, (staged.task, staged.rows, staged.data)
                 else:
-                    counts = {"sent": found.sent, "partitions": found.partitions}
-                    answer = {"read": task.index, "result": found.result.to_json(), **counts, **took()}
+                    counts = {"sent": staged.sent, "partitions": staged.partitions}
+                    answer = {"read": task.index, "result": staged.result.to_json(), **counts, **took()}
         except (FrazilError, PossibleRecordError, OSError) as error:
             answer = self._answer_error(error)
         yield 0, json.dumps(answer)
@@ -171,16 +171,16 @@ class StageRows:
         """Return the answer that reports an error. An OSError with an unknown cause is raised instead."""
         from frazil.ingest.stage import PossibleRecordError  # see the module's docstring
 
-        found = error.error if isinstance(error, PossibleRecordError) else error
-        if isinstance(found, OSError) and not isinstance(found, FrazilError):
-            translated = translate_staging_failure(self.context.main.folder, found)
-            if translated is None and found is error:
+        reported = error.error if isinstance(error, PossibleRecordError) else error
+        if isinstance(reported, OSError) and not isinstance(reported, FrazilError):
+            translated = translate_staging_failure(self.context.main.folder, reported)
+            if translated is None and reported is error:
                 raise error
-            found = translated or found
-        if isinstance(found, FrazilError):
-            return error_answer(found)
-        shown = to_safe_error(found, self.context)
-        return {"suspect": f"{type(shown).__name__}: {shown}"}
+            reported = translated or reported
+        if isinstance(reported, FrazilError):
+            return error_answer(reported)
+        safe_error = to_safe_error(reported, self.context)
+        return {"suspect": f"{type(safe_error).__name__}: {safe_error}"}
 
     def _progress_reporter(self, task: str) -> OnProgress:
         period_s = self.progress.period_s

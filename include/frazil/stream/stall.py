@@ -125,53 +125,53 @@ class SampleHistory:
     first_batch: BatchKey | None = None
 
 
-def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
+def add_sample(history: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
     """Return the history with one more sample. After a gap, the history begins again."""
-    if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
-        before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
+    if history is None or not 0 <= sample.at_ms - history.sampled_at_ms <= limits.gap_ms:
+        history = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
-        since_ms = sample.at_ms if _has_not_advanced(before) else before.watermark_since_ms
-        return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
-    moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
-    still_read_up = None if moved else before.read_up_since_ms
+        since_ms = sample.at_ms if _has_not_advanced(history) else history.watermark_since_ms
+        return dataclasses.replace(history, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
+    moved = [tp for tp, offset in sample.offsets.items() if history.offsets.get(tp) != offset]
+    still_read_up = None if moved else history.read_up_since_ms
     read_up_since_ms = None if sample.unread else sample.at_ms if still_read_up is None else still_read_up
     quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.stall_timeout_ms
-    starts = sample.planned_at_ms is None and _has_not_advanced(before)
-    fresh = quiet or starts or sample.watermark_us != before.watermark_us
+    starts = sample.planned_at_ms is None and _has_not_advanced(history)
+    fresh = quiet or starts or sample.watermark_us != history.watermark_us
     return SampleHistory(
-        began_at_ms=before.began_at_ms,
+        began_at_ms=history.began_at_ms,
         sampled_at_ms=sample.at_ms,
         offsets=sample.offsets,
         watermark_us=sample.watermark_us,
-        watermark_since_ms=sample.at_ms if fresh else before.watermark_since_ms,
-        advances=0 if fresh else before.advances + bool(moved),
+        watermark_since_ms=sample.at_ms if fresh else history.watermark_since_ms,
+        advances=0 if fresh else history.advances + bool(moved),
         read_up_since_ms=read_up_since_ms,
-        moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
-        waits={tp: _update_unread_records(before.waits.get(tp), tp, sample) for tp in sample.unread},
-        open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
-        leaderless_since_ms={tp: before.leaderless_since_ms.get(tp, sample.at_ms) for tp in sample.leaderless},
-        first_batch=before.first_batch or sample.batch,
+        moved_at_ms={**history.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
+        waits={tp: _update_unread_records(history.waits.get(tp), tp, sample) for tp in sample.unread},
+        open_since={tp: _open_since(history.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
+        leaderless_since_ms={tp: history.leaderless_since_ms.get(tp, sample.at_ms) for tp in sample.leaderless},
+        first_batch=history.first_batch or sample.batch,
     )
 
 
-def _has_not_advanced(before: SampleHistory) -> bool:
+def _has_not_advanced(history: SampleHistory) -> bool:
     """Return whether no offset has advanced since the watermark last moved."""
-    return before.advances == 0
+    return history.advances == 0
 
 
-def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: WriterSample) -> tuple[int, int]:
+def _open_since(previous: tuple[int, int] | None, tp: TopicPartition, sample: WriterSample) -> tuple[int, int]:
     end = sample.offsets.get(tp, 0) + sample.unread.get(tp, 0)
-    return before if before is not None and before[0] == end else (end, sample.at_ms)
+    return previous if previous is not None and previous[0] == end else (end, sample.at_ms)
 
 
-def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sample: WriterSample) -> UnreadRecords:
+def _update_unread_records(previous: UnreadRecords | None, tp: TopicPartition, sample: WriterSample) -> UnreadRecords:
     offset = sample.offsets.get(tp)
-    if before is None or before.offset != offset:
+    if previous is None or previous.offset != offset:
         return UnreadRecords(offset, sample.at_ms, sample.batch)
-    first_batch = before.first_batch or sample.batch
+    first_batch = previous.first_batch or sample.batch
     if sample.batch is None or first_batch != sample.batch:
-        return dataclasses.replace(before, first_batch=first_batch)
-    return UnreadRecords(offset, max(before.progress_at_ms, sample.advanced_at_ms), first_batch)
+        return dataclasses.replace(previous, first_batch=first_batch)
+    return UnreadRecords(offset, max(previous.progress_at_ms, sample.advanced_at_ms), first_batch)
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
@@ -213,7 +213,7 @@ def _find_silent_planner(
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
     where = f", {sample.unread[largest]:,} of them in {_partition_name(largest)}" if largest else ""
-    seen = (
+    answer = (
         f"{format_count(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
         else "it has never answered"
@@ -222,7 +222,7 @@ def _find_silent_planner(
         StallKind.OFFSETS,
         since_ms,
         _partition_name(largest) if largest else None,
-        f"Kafka has not answered the planner since {_since_text(since_ms, sample)}, so no batch starts ({seen}). "
+        f"Kafka has not answered the planner since {_since_text(since_ms, sample)}, so no batch starts ({answer}). "
         f"Check that the brokers answer, and see writer.log for the planner's last messages; {_restart_remedy(stream)}",
     )
 
@@ -283,14 +283,14 @@ def _find_missing_leader(history: SampleHistory, sample: WriterSample) -> Stall 
     tp = min(since, key=lambda tp: (since[tp], tp), default=None)
     if tp is None or sample.at_ms - since[tp] < MIN_STALL_MS:
         return None
-    others = f" (and {len(since) - 1:,} more)" if len(since) > 1 else ""
+    more_text = f" (and {len(since) - 1:,} more)" if len(since) > 1 else ""
     unread = sample.leaderless[tp]
     count = "how many is unknown" if unread is None else f"{unread:,} of them are known"
     return Stall(
         StallKind.LEADER,
         since[tp],
         _partition_name(tp),
-        f"{_partition_name(tp)}{others} has had no leader since {_since_text(since[tp], sample)}: its records from "
+        f"{_partition_name(tp)}{more_text} has had no leader since {_since_text(since[tp], sample)}: its records from "
         f"offset {sample.offsets.get(tp, 0)} on are not read ({count}), and the watermark waits for them. The other "
         "topic-partitions are written. Start the brokers that have its replicas: the writer then continues by itself",
     )
@@ -323,7 +323,7 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
     if tp is None:
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
-    others = f" (and {equal} more)" if equal else ""
+    more_text = f" (and {equal} more)" if equal else ""
     state = (
         "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
     )
@@ -332,7 +332,7 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
         StallKind.WATERMARK,
         since_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark "
+        f"{_partition_name(tp)}{more_text} holds the watermark back: commits advance the offsets, but the watermark "
         f"{state} since {_since_text(since_ms, sample)}: {reason}. {do}",
     )
 
@@ -378,13 +378,13 @@ class StallWatch:
         """Return the current stall, if any. During take-over and stop, repeats the last result."""
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING_PHASES:
-            found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
-            before = self._stall
-            if (before and before.kind) != (found and found.kind):
-                if before is not None:
-                    lasted_ms = sample.at_ms - before.since_ms
-                    self._emit(StallEnded(before.kind, lasted_ms=lasted_ms, is_over=found is None))
-                if found is not None:
-                    self._emit(StallBegan(found))
-            self._stall = found
+            stall = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
+            previous = self._stall
+            if (previous and previous.kind) != (stall and stall.kind):
+                if previous is not None:
+                    lasted_ms = sample.at_ms - previous.since_ms
+                    self._emit(StallEnded(previous.kind, lasted_ms=lasted_ms, is_over=stall is None))
+                if stall is not None:
+                    self._emit(StallBegan(stall))
+            self._stall = stall
         return self._stall

@@ -85,20 +85,20 @@ class Throttle:
     """Why the table is under pressure, even if the interval is not stretched; None without pressure."""
 
 
-def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
+def throttle(previous: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
     """Return the state after one more commit. After a long pause, a new history begins."""
     now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // bounds.every, measure.snapshots, measure.manifests)
-    known_lows = before.lows if before else ()
+    known_lows = previous.lows if previous else ()
     earlier = (low for low in known_lows if now.slice - MAX_SLICES < low.slice < now.slice)
     lows = (*earlier, _find_lowest([*(low for low in known_lows if low.slice == now.slice), now]))
-    if before and before.lows[-1].slice not in {low.slice for low in lows}:
-        before = None
+    if previous and previous.lows[-1].slice not in {low.slice for low in lows}:
+        previous = None
     low = _find_lowest(lows)
     pressure = bounds.pressure(low)
-    grows, extreme = _direction(before, pressure)
-    pressed = before is not None and before.reason is not None
-    known = pressed or len(lows) == MAX_SLICES
-    if not (known and grows) or pressure <= (END_PRESSURE if pressed else BEGIN_PRESSURE):
+    grows, extreme = _direction(previous, pressure)
+    pressed = previous is not None and previous.reason is not None
+    is_measured = pressed or len(lows) == MAX_SLICES
+    if not (is_measured and grows) or pressure <= (END_PRESSURE if pressed else BEGIN_PRESSURE):
         return Throttle(lows, grows, extreme)
     interval = min(bounds.interval * pressure / END_PRESSURE, bounds.longest)
     return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
@@ -108,29 +108,29 @@ def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
     return SliceLow(lows[-1].slice, min(low.snapshots for low in lows), min(low.manifests for low in lows))
 
 
-def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
+def _direction(previous: Throttle | None, pressure: float) -> tuple[bool, float]:
     """Return whether the pressure grows, and its maximum (if it grows) or minimum since the direction changed."""
-    if before is None:
+    if previous is None:
         return False, pressure
-    if before.grows:
-        height = max(before.extreme, pressure)
+    if previous.grows:
+        height = max(previous.extreme, pressure)
         return (False, pressure) if pressure * REVERSAL_FACTOR < height else (True, height)
-    depth = min(before.extreme, pressure)
+    depth = min(previous.extreme, pressure)
     return (True, pressure) if pressure > depth * REVERSAL_FACTOR else (False, depth)
 
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
     counts = (low.snapshots, "snapshots", bounds.snapshots), (low.manifests, "manifests", bounds.manifests)
-    parts = [f"{count} {name} (maintenance should leave {kept})" for count, name, kept in counts if kept]
-    whole = timedelta(seconds=round(interval.total_seconds()))
-    done = (
-        f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(whole)}"
+    parts = [f"{count} {name} (maintenance should leave {target})" for count, name, target in counts if target]
+    normal = timedelta(seconds=round(interval.total_seconds()))
+    effects = (
+        f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(normal)}"
         if bounds.longest > bounds.interval
         else "commit.throttle: stretch would commit less often until the metadata shrinks"
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
         f"{format_duration(bounds.every * (MAX_SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a "
-        f"commit takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
+        f"commit takes {commit_s:.1f} s; {effects}. Check that the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

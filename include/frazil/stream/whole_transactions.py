@@ -79,9 +79,9 @@ class WholeTransactions:
 
     def read_transaction_ends(self) -> None:
         """If records wait for transactions, read the transactions' ends. Call this before fetching the logs' ends."""
-        more = self._waits
-        while more:
-            more = self._read_ends()
+        has_more = self._waits
+        while has_more:
+            has_more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
@@ -90,8 +90,8 @@ class WholeTransactions:
     def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
         """Return the end offset to read to. Raises Kafka's errors, and SpecError for transactions on several tables."""
         if self._log is None:
-            known = self.last_before_start if self.last_before_start.id else self._find_last_before(tp, start)
-            self._log, self._scanned = Boundaries(start, known), start
+            transaction = self.last_before_start if self.last_before_start.id else self._find_last_before(tp, start)
+            self._log, self._scanned = Boundaries(start, transaction), start
         goal = start + self.max_records
         while True:
             self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
@@ -117,12 +117,12 @@ class WholeTransactions:
 
     def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
         """Move the last boundary. May read more transactions' ends. Returns the open transaction's id, or ""."""
-        open_one = log.advance(whole=all_read)
+        open_one = log.advance(at_end=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
-        more = not (all_read and self._waits)
-        while open_one and more:
-            more = self._read_ends()
-            open_one = log.advance(whole=False)
+        has_more = not (all_read and self._waits)
+        while open_one and has_more:
+            has_more = self._read_ends()
+            open_one = log.advance(at_end=False)
         return open_one
 
     def _read_events(self, tp: TopicPartition, end: int) -> None:
@@ -147,11 +147,11 @@ class WholeTransactions:
 
     def _find_last_before(self, tp: TopicPartition, start: int) -> LastTransaction:
         """Return the last transaction before `start`. Used if the marker does not have it."""
-        found = NO_TRANSACTION
+        last = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for event in events:
-                found = LastTransaction(event.transaction, event.position) if event.transaction else found
-        return found
+                last = LastTransaction(event.transaction, event.position) if event.transaction else last
+        return last
 
     def _add_event(self, tp: TopicPartition, event: EventTransaction, written_ms: int) -> None:
         """Remember the first event's time and tables. Raises SpecError if a later event has other tables."""
@@ -172,11 +172,11 @@ class WholeTransactions:
         assert self._log is not None
         if self._since_ms is None:
             return False
-        ends, more = self.topics.ends(self._since_ms)
+        ends, has_more = self.topics.ends(self._since_ms)
         for end in ends:
             for table in self._tables & end.events.keys():
                 self._log.add_end(end.transaction, end.events[table])
-        return more
+        return has_more
 
     def _describe_wait(self, open_one: str) -> str:
         """Return the transaction for which the records wait, and what to do."""
@@ -228,7 +228,7 @@ class KafkaTopics:
         ranges = [OffsetRange(*tp, start, min(stable[tp], start + MAX_ENDS_PER_READ)) for tp, start in ahead.items()]
         unreadable = self.decoder.unreadable
         try:
-            found = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]
+            transaction_ends = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]
         except OffsetGap as error:
             log.warning(
                 "records of the transaction topic were deleted before they were read; reading continues after them: %s",
@@ -243,7 +243,7 @@ class KafkaTopics:
                 "held back until a later transaction follows",
                 *(count, ", ".join(topic_ids)),
             )
-        return found, any(stable.get(tp, start) > start for tp, start in self._next.items())
+        return transaction_ends, any(stable.get(tp, start) > start for tp, start in self._next.items())
 
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[RecordChunk]:
         if not ranges:

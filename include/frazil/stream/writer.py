@@ -184,8 +184,8 @@ class Writer:
             if self.until_caught_up:
                 raise TopicMissing(f"{problem}: there is nothing to catch up with", stream=self.spec.name)
             emit(PhaseBegan(Phase.STARTING))
-            again = f"{problem}; the writer checks again every {DESCRIBE_INTERVAL_S:.0f} s"
-            emit(OutageReported(again, TopicMissing.exit_code))
+            notice = f"{problem}; the writer checks again every {DESCRIBE_INTERVAL_S:.0f} s"
+            emit(OutageReported(notice, TopicMissing.exit_code))
             self.stopping.wait(DESCRIBE_INTERVAL_S)
         return False
 
@@ -262,11 +262,11 @@ class Writer:
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, without this writer's slot. Returns whether the writer must end."""
-        again = OutageReported(
+        notice = OutageReported(
             "after an outage, the writer waits for its turn among the application's streams to try again"
         )
         return self.hosting.slots.release_while(
-            lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
+            lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(notice)
         )
 
 
@@ -386,10 +386,10 @@ class Epoch:
             check_not_truncated(read, truncated_at, stream=stream)
             return marker
         if truncated_at:
-            tables, seen = self.tables, read_state_before_reset(self.tables)
-            check_fence(seen.marker, stream=stream, epoch=committer.epoch)
+            tables, state = self.tables, read_state_before_reset(self.tables)
+            check_fence(state.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **truncated_at}
-            moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
+            moved = reset(tables, target=target, source=topics.identity, seen=state, truncated_at=truncated_at)
             self.number = moved.key.epoch
             check_not_truncated(read, truncated_at, stream=stream)
         lost = describe_lost_ranges(marker.offsets, available)

@@ -36,7 +36,7 @@ def after(
     for transaction, count in counts.items():
         log.add_end(transaction, count)
     log.skip_to(len(events))
-    open_one = log.advance(whole=whole)
+    open_one = log.advance(at_end=whole)
     return log.boundary, open_one
 
 
@@ -64,7 +64,7 @@ def test_positions_that_only_decrease_end_the_stream_quickly_with_one_sentence()
         log.add(f"t{offset}", 1, place(count - offset, offset), offset + 1)
     before = time.process_time()
     with pytest.raises(SpecError, match="not in the order of one log"):
-        log.advance(whole=True)
+        log.advance(at_end=True)
     assert time.process_time() - before < 10
 
 
@@ -72,9 +72,9 @@ def test_a_repeated_transaction_without_a_known_end_is_not_a_boundary_before_the
     log = Boundaries(0, LastTransaction("c", place(9)))
     for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
         log.add(transaction, 1, place(position), offset + 1)
-    assert (log.advance(whole=True), log.boundary) == ("b", 0)
+    assert (log.advance(at_end=True), log.boundary) == ("b", 0)
     log.add_end("b", 1)
-    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("c", 0, True)
+    assert (log.advance(at_end=True), log.boundary, log.is_behind) == ("c", 0, True)
 
 
 def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> None:
@@ -102,7 +102,7 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
     log = Boundaries(10, LastTransaction("b", places["b"]))
     log.add("a", 1, places["a"], 11)
     log.add_end("a", 1)
-    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("b", 10, True)
+    assert (log.advance(at_end=True), log.boundary, log.is_behind) == ("b", 10, True)
 
 
 @pytest.mark.parametrize("position", [None, place(7)], ids=["no position", "one position"])
@@ -114,10 +114,10 @@ def test_the_work_is_linear_in_the_number_of_transactions_whose_ends_arrive_late
     log = Boundaries(0)
     for number in range(1000):
         log.add(f"t{number}", 1, position, number + 1)
-    assert log.advance(whole=True) == "t0"
+    assert log.advance(at_end=True) == "t0"
     for number in range(1000):
         log.add_end(f"t{number}", 1)
-    assert (log.advance(whole=True), log.boundary) == ("", 1000)
+    assert (log.advance(at_end=True), log.boundary) == ("", 1000)
     assert len(requested) <= 2000
 
 
@@ -148,10 +148,10 @@ def test_transactions_that_were_read_before_are_recognised_by_their_position() -
     log = Boundaries(7, LastTransaction("c", place(5)))
     log.add("b", 1, place(4), 8)
     log.add_end("b", 1)
-    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("c", 7, True)
+    assert (log.advance(at_end=True), log.boundary, log.is_behind) == ("c", 7, True)
     log.add("c", 1, place(3), 9)  # the connector may know less of what came before it
     log.add_end("c", 1)
-    assert (log.advance(whole=True), log.boundary) == ("", 9)
+    assert (log.advance(at_end=True), log.boundary) == ("", 9)
 
 
 def test_gaps_behind_the_last_record_belong_to_it() -> None:
@@ -161,7 +161,7 @@ def test_gaps_behind_the_last_record_belong_to_it() -> None:
     log.add("a", 1, None, 11)
     log.skip_to(15)
     log.add_end("a", 1)
-    assert (log.advance(whole=True), log.boundary) == ("", 15)
+    assert (log.advance(at_end=True), log.boundary) == ("", 15)
 
 
 def test_transaction_ends_are_forgotten_beyond_a_maximum() -> None:
@@ -169,9 +169,9 @@ def test_transaction_ends_are_forgotten_beyond_a_maximum() -> None:
     for number in range(MAX_REMEMBERED_TRANSACTIONS + 2):
         log.add_end(str(number), 1)
     log.add("0", 1, None, 1)
-    assert log.advance(whole=True) == "0"
+    assert log.advance(at_end=True) == "0"
     log.add(str(MAX_REMEMBERED_TRANSACTIONS), 1, None, 2)
-    assert log.advance(whole=True) == "0"
+    assert log.advance(at_end=True) == "0"
 
 
 @given(
@@ -203,7 +203,7 @@ def test_events_before_a_boundary_form_whole_transactions_and_at_the_end_all_eve
             # Its end comes behind its events: what is known about the log has them all.
             if (transaction, count) in sent[: max(0, end - unheard)]:
                 log.add_end(transaction, count)
-        log.advance(whole=end == len(sent) or unheard % 2 == 1)
+        log.advance(at_end=end == len(sent) or unheard % 2 == 1)
         seen = end
         places = [source.index(event) for event in sent[: log.boundary]]
         newest = max(places, default=-1)

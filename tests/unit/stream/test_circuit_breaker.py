@@ -52,7 +52,7 @@ def test_the_circuit_open_message_has_reasons_counts_samples_the_previous_batch_
     reason = reason_to_open(found, records=100, circuit=CircuitBreaker())
     assert reason is not None
     before: Any = SimpleNamespace(records=999, rejected=1)
-    assert circuit_open_message("rides", reason, found, before=before) == (
+    assert circuit_open_message("rides", reason, found, last_batch=before) == (
         "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
         "(dead-letters.circuit). In the previous batch, the share was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong: `frazil resume "
@@ -65,7 +65,7 @@ def test_the_circuit_open_message_has_reasons_counts_samples_the_previous_batch_
 
 def test_the_circuit_open_message_lists_every_given_location():
     five = Rejects({"NotJson": 5}, tuple(Reject("t", p, 0, "NotJson", "x") for p in range(5)), ())
-    text = circuit_open_message("rides", "reason", five, before=None)
+    text = circuit_open_message("rides", "reason", five, last_batch=None)
     assert "First at t[0]@0, t[1]@0, t[2]@0, t[3]@0, t[4]@0. " in text
 
 
