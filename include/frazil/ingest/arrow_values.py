@@ -20,8 +20,8 @@ annotation follows the first: readers use the last footer.
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
     """Return a boolean array as a NumPy mask, in which null is false."""
-    found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return found
+    mask: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return mask
 
 
 def select_where(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
@@ -36,8 +36,8 @@ def unwrap_extension(array: pa.Array) -> pa.Array:
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Return the column as one array, even for extension types."""
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def child_arrays(array: pa.Array) -> list[pa.Array]:
@@ -110,15 +110,15 @@ def floor_nanoseconds(array: pa.Array) -> pa.Array:
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
     """Return an error text, by index, for each value in which a required field is null. Ignores null structs."""
-    found: dict[int, str] = {}
+    errors: dict[int, str] = {}
     if not _has_required(field.type):
-        return found
+        return errors
     schema = pa.schema([field])
     check = lambda start, end: fill_hidden_nulls(pa.Table.from_arrays([array[start:end]], schema=schema))  # noqa: E731
     for start, end, result in bisect_failures(len(array), check):
         if isinstance(result, Exception):
-            found |= dict.fromkeys(range(start, end), f"{field.name}: {result}")
-    return found
+            errors |= dict.fromkeys(range(start, end), f"{field.name}: {result}")
+    return errors
 
 
 def default_row(schema: pa.Schema) -> pa.Table:

@@ -33,9 +33,9 @@ def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, foun
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> Numbers:
-    found = np.empty(len(values), np.int64)
-    find_each_invalid_utf8(*as_loop_arguments(values), found)
-    return found
+    positions = np.empty(len(values), np.int64)
+    find_each_invalid_utf8(*as_loop_arguments(values), positions)
+    return positions
 
 
 def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
@@ -55,16 +55,16 @@ def find_failures(values: BinaryColumn, field: NestedField, *, name: str) -> dic
 
     `name` is the values' name in messages, such as "key".
     """
-    found: dict[int, tuple[str, str]] = {}
+    failures: dict[int, tuple[str, str]] = {}
     if field.required:
         missing = ("MissingRequired", f"{field.name}: required, and the record has no {name}")
-        found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
+        failures = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
     if isinstance(field.field_type, StringType):
         byte = locate_invalid_utf8(values)
         for index in np.flatnonzero(byte >= 0).tolist():
             text = f"{field.name}: the {name} is not UTF-8 (byte {byte[index]}): write UTF-8, or make the column binary"
-            found[index] = ("InvalidUtf8", text)
-    return found
+            failures[index] = ("InvalidUtf8", text)
+    return failures
 
 
 def as_loop_arguments(values: BinaryColumn) -> tuple[Octets, Numbers, Numbers]:

@@ -32,12 +32,12 @@ class OutOfRangeValue(NamedTuple):
 
 def find_out_of_range(rows: pa.Table) -> dict[int, OutOfRangeValue]:
     """Return each row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth, by row index."""
-    found: dict[int, OutOfRangeValue] = {}
+    out_of_range: dict[int, OutOfRangeValue] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_dates_or_times(field.type) and _may_be_out_of_range(chunk := column.combine_chunks()):
             for row, beyond in _find_values(chunk, (field.name,)).items():
-                found.setdefault(row, beyond)
-    return found
+                out_of_range.setdefault(row, beyond)
+    return out_of_range
 
 
 def range_error(name: str, value: int, unit: str) -> str:
@@ -74,12 +74,12 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
         positions = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
         unit = "days" if limits is DATE_LIMITS_DAYS else "microseconds"
         return {int(i): OutOfRangeValue(path, numbers[i].as_py(), unit) for i in positions.tolist()}
-    found: dict[int, OutOfRangeValue] = {}
+    out_of_range: dict[int, OutOfRangeValue] = {}
     if pa.types.is_struct(kind):
         for i, part in enumerate(array.flatten()):
             for position, beyond in _find_values(part, (*path, kind.field(i).name)).items():
-                found.setdefault(position, beyond)
-        return found
+                out_of_range.setdefault(position, beyond)
+        return out_of_range
     entries = np.full(len(child_arrays(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
@@ -88,8 +88,8 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
     for part, name in zip(child_arrays(array), names, strict=True):
         for position, beyond in _find_values(part, (*path, name)).items():
             if (row := int(entries[position])) >= 0:
-                found.setdefault(row, beyond)
-    return found
+                out_of_range.setdefault(row, beyond)
+    return out_of_range
 
 
 def _as_integers(array: pa.Array) -> pa.Array:

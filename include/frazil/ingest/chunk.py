@@ -123,12 +123,12 @@ def pack_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | 
 
 def unpack_headers(data: bytes | None) -> list[tuple[str, bytes | None]]:
     """Return the headers in packed bytes. Bytes of a name that are not UTF-8 are escaped with backslashes."""
-    found, p, text = [], 0, data or b""
+    headers, p, text = [], 0, data or b""
     while p < len(text):
         name_bytes, value_bytes = HEADER_LENGTHS.unpack_from(text, p)
         p += HEADER_LENGTHS.size
         name = text[p : p + name_bytes].decode("utf-8", "backslashreplace")
         p += name_bytes
-        found.append((name, None if value_bytes == NULL else text[p : p + value_bytes]))
+        headers.append((name, None if value_bytes == NULL else text[p : p + value_bytes]))
         p += max(value_bytes, 0) + 1
-    return found
+    return headers

@@ -82,8 +82,8 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 def compiler_notices() -> tuple[str, ...]:
     """Return notices for operators about compilation since the last call. Every call reports a missing cache."""
     global _compiled
-    found, _compiled = _notice or _compiled, None
-    return () if found is None else (found,)
+    notice, _compiled = _notice or _compiled, None
+    return () if notice is None else (notice,)
 
 
 def start_compiler() -> None:

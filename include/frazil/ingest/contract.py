@@ -416,10 +416,10 @@ class StageResult:
     """A fingerprint of the secret that hashed or tokenized values; see `Sealer.fingerprint`."""
 
     def to_json(self) -> dict[str, Any]:
-        drift = {target: found.to_json() for target, found in self.drift.items()}
+        drift = {target: target_drift.to_json() for target, target_drift in self.drift.items()}
         return {**msgspec.to_builtins(dataclasses.replace(self, drift={})), "drift": drift}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageResult:
-        drift = {target: SchemaDrift.from_json(found) for target, found in value["drift"].items()}
+        drift = {target: SchemaDrift.from_json(target_drift) for target, target_drift in value["drift"].items()}
         return dataclasses.replace(convert({**value, "drift": {}}, cls), drift=drift)

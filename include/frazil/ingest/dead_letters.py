@@ -39,8 +39,8 @@ class ExistingDeadLetters:
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
         """`held` has the offsets of dead letters by topic-partition, as serialised `BitMap64`s."""
-        found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
-        self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
+        by_range = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
+        self._held = {i: BitMap64.deserialize(offsets) for i, offsets in by_range.items() if offsets}
 
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         selected = np.zeros(len(chunk), np.bool_)
@@ -101,10 +101,10 @@ class DeadLetterTable:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _headers(self, chunk: RecordChunk, index: int) -> list[dict[str, Any]] | None:
-        found = None if chunk.headers is None else chunk.headers[index]
-        if found is None:
+        headers = None if chunk.headers is None else chunk.headers[index]
+        if headers is None:
             return None
-        parts = [(name, value, header_part(name)) for name, value in unpack_headers(found)]
+        parts = [(name, value, header_part(name)) for name, value in unpack_headers(headers)]
         return [{"name": name, "value": self._seal_part(value, chunk, index, part)} for name, value, part in parts]
 
     def _seal_part(self, value: bytes | None, chunk: RecordChunk, index: int, part: str) -> bytes | None:

@@ -50,11 +50,11 @@ class DecodedChunk:
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of `records` records: True without a row, unless the record is rejected or dropped."""
-        found = np.ones(records, np.bool_)
-        found[self.record_indexes] = False
-        found[self.dropped] = False
-        found[np.array([r.index for r in self.rejections], np.int64)] = False
-        return found
+        mask = np.ones(records, np.bool_)
+        mask[self.record_indexes] = False
+        mask[self.dropped] = False
+        mask[np.array([r.index for r in self.rejections], np.int64)] = False
+        return mask
 
     def reject_rows(self, errors: Mapping[int, tuple[str, str]]) -> DecodedChunk:
         """Turn rows into rejections. `errors` has the error class and text of each row to reject."""

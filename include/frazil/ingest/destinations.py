@@ -81,9 +81,9 @@ class RowDivider:
         if len(unchanged):  # the other row of a record may change another table
             unchanged = np.setdiff1d(unchanged, decoded.record_indexes[~unneeded])
         for row in np.flatnonzero(rejected).tolist():
-            found = destinations[codes[row]]
-            assert isinstance(found, Rejection)
-            rejections.append(found._replace(index=int(decoded.record_indexes[row])))
+            rejection = destinations[codes[row]]
+            assert isinstance(rejection, Rejection)
+            rejections.append(rejection._replace(index=int(decoded.record_indexes[row])))
         stays = ~(waits | unwanted | np.isin(decoded.record_indexes, decoded.record_indexes[rejected]))
         rows, record_indexes = decoded.rows, decoded.record_indexes
         if not stays.all():
@@ -103,10 +103,10 @@ class RowDivider:
         """
         codes, values = self._encode(chunk, located)
         outcomes = map(self._cached_destination, values)
-        found = [outcome if isinstance(outcome, str) else UNKNOWN_TARGET for outcome in outcomes]
-        targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in found)]
+        record_targets = [outcome if isinstance(outcome, str) else UNKNOWN_TARGET for outcome in outcomes]
+        targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in record_targets)]
         number = {target: n for n, target in enumerate(targets)}
-        of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
+        of_value = np.array([number[alike.get(target, target)] for target in record_targets], np.int64)
         of_record = np.full(len(chunk), number[MAIN])
         deletes = delete_mask(located.rows) if located.rows.num_rows else np.zeros(len(codes), np.bool_)
         for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
@@ -116,8 +116,8 @@ class RowDivider:
 
     def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         if self._to.by == "topic":
-            found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
-            return codes, [self._ranges[index].topic for index in found]
+            ranges, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
+            return codes, [self._ranges[index].topic for index in ranges]
         if self._to.by == "field":
             column = decoded.rows.column(self._to.name).combine_chunks()
             values = column if pa.types.is_large_string(column.type) else pc.cast(column, pa.large_string())

@@ -156,9 +156,9 @@ class Shuffler:
         if rows.num_rows == 0:
             return []
         codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)
-        found = [self._find_shares(value) for value in values]
-        writers = np.array([several[0] for several, _ in found], np.uint16)[codes]
-        for code, (several, ends) in enumerate(found):
+        shares = [self._find_shares(value) for value in values]
+        writers = np.array([several[0] for several, _ in shares], np.uint16)[codes]
+        for code, (several, ends) in enumerate(shares):
             if len(several) > 1:
                 mine = np.flatnonzero(codes == code)
                 draws = _pseudo_random(self._salts[range_index[mine]], offsets[mine])

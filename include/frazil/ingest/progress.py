@@ -78,13 +78,13 @@ class ProgressCounter:
     def result(self) -> tuple[RangeProgress, ...]:
         counts = zip(self._records, self._rejected, self._future, self._dropped, strict=True)
         times = zip(self._max_event_time.tolist(), self._newest_future.tolist(), strict=True)
-        found = []
+        partitions = []
         for r, counted, (newest, future) in zip(self._ranges, counts, times, strict=True):
             records, rejected, in_future, dropped = map(int, counted)
             newest_us, future_us = (None if time_us == NO_EVENT_TIME else time_us for time_us in (newest, future))
             where = (r.topic, r.partition, r.start, r.end)
-            found.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))
-        return tuple(found)
+            partitions.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))
+        return tuple(partitions)
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
@@ -94,8 +94,8 @@ def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]
     first, last = int(numbers.min()), int(numbers.max())
     if last - first < 10_000:
         counts = np.bincount(numbers - first)
-        found = np.flatnonzero(counts)
-        starts, rows = (found + first) * window_us, counts[found]
+        filled = np.flatnonzero(counts)
+        starts, rows = (filled + first) * window_us, counts[filled]
     else:
         numbers, rows = np.unique(numbers, return_counts=True)
         starts = numbers * window_us

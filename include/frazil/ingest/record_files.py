@@ -141,9 +141,9 @@ class FileReader(RecordReader):
             within = (offset >= self._lowest) & (offset < self._end)
             with _name_file_in_errors(file.path):
                 for records in _read_file(file.path, self._io, self._columns, within=within):
-                    found = self._find_ranges(records.coordinates)
-                    if (kept := np.flatnonzero(found >= 0)).size:
-                        yield _build_chunk(records, kept, found[kept], self._unseal)
+                    range_index = self._find_ranges(records.coordinates)
+                    if (kept := np.flatnonzero(range_index >= 0)).size:
+                        yield _build_chunk(records, kept, range_index[kept], self._unseal)
 
     def _may_contain(self, offset_range: OffsetRange) -> bool:
         starts, ends, _ = self._ranges.get((offset_range.topic, offset_range.partition), np.empty((3, 0), np.int64))
@@ -152,13 +152,13 @@ class FileReader(RecordReader):
     def _find_ranges(self, table: pa.Table) -> NDArray[np.int32]:
         """Return the index of each record's range, or -1."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
-        found = np.full(len(table), -1, np.int32)
+        range_index = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
             rows = np.flatnonzero(pc.equal(table["kafka_topic"], topic).to_numpy() & (partitions == partition))
             position = np.searchsorted(starts, offsets[rows], "right") - 1
             inside = (position >= 0) & (offsets[rows] < ends[position])
-            found[rows[inside]] = index[position[inside]]
-        return found
+            range_index[rows[inside]] = index[position[inside]]
+        return range_index
 
 
 def _build_chunk(
@@ -198,8 +198,8 @@ def _read_parquet(
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         selected = columns if wanted is None else columns.select(wanted)
-        found = check_columns(path, fragment, columns, _COORDINATES)
-        names = [name for name in (*COORDINATE_COLUMNS, *selected.schema.column_names) if name in found]
+        present = check_columns(path, fragment, columns, _COORDINATES)
+        names = [name for name in (*COORDINATE_COLUMNS, *selected.schema.column_names) if name in present]
         for batch in fragment.to_batches(columns=names, filter=within, batch_size=MAX_CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
             yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, selected))
@@ -268,10 +268,10 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *groups: FileColumns)
     """Return the file's column names. Raises SpecError for a missing required column or a wrong type."""
     columns = file.metadata.schema
     int96 = {columns.column(i).path for i in range(len(columns)) if columns.column(i).physical_type == "INT96"}
-    found = {field.name: field.type for field in file.physical_schema}
+    types = {field.name: field.type for field in file.physical_schema}
     for group in groups:
         for declared, field in zip(group.schema.fields, schema_to_pyarrow(group.schema), strict=True):
-            name, kind = field.name, found.get(field.name)
+            name, kind = field.name, types.get(field.name)
             if kind is None:
                 if declared.name in group.needed:
                     raise SpecError(
@@ -285,7 +285,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *groups: FileColumns)
                     f"{path}: column {name} has type {kind}, which cannot become the table's {declared.field_type}. "
                     f"Write the file again with {instead}"
                 )
-    return set(found)
+    return set(types)
 
 
 def cast_columns(path: str, rows: pa.Table, columns: FileColumns) -> pa.Table:
@@ -312,23 +312,23 @@ def cast_columns(path: str, rows: pa.Table, columns: FileColumns) -> pa.Table:
     return pa.Table.from_arrays([*filled], schema=wanted)
 
 
-def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every value of type `found` can be stored as type `wanted`. Nanoseconds may be lost."""
-    if pa.types.is_dictionary(found):
-        return can_cast(found.value_type, wanted)
+def can_cast(actual: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether every value of type `actual` can be stored as type `wanted`. Nanoseconds may be lost."""
+    if pa.types.is_dictionary(actual):
+        return can_cast(actual.value_type, wanted)
     if pa.types.is_nested(wanted):
-        if not any(fits(found) and fits(wanted) for fits in _NESTED_KINDS):
+        if not any(fits(actual) and fits(wanted) for fits in _NESTED_KINDS):
             return False
-        ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
+        ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, actual))
         named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
         return named and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
     if pa.types.is_timestamp(wanted):
-        return pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
+        return pa.types.is_timestamp(actual) and (actual.tz is None) == (wanted.tz is None)
     if pa.types.is_decimal(wanted):
-        alike = pa.types.is_decimal(found) and found.scale == wanted.scale
-        return bool(alike and found.precision <= wanted.precision)
+        alike = pa.types.is_decimal(actual) and actual.scale == wanted.scale
+        return bool(alike and actual.precision <= wanted.precision)
     family = next((fits for fits in _TYPE_FAMILIES if fits(wanted)), None)
-    return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
+    return bool(actual == wanted if family is None else family(actual) and _width(actual) <= _width(wanted))
 
 
 def _width(kind: pa.DataType) -> int:

@@ -174,7 +174,7 @@ def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     names, ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
     lists = [
-        found and [ids[name] for i in found if (name := names[i]) in ids] for found in rows.column(index).to_pylist()
+        omits and [ids[name] for i in omits if (name := names[i]) in ids] for omits in rows.column(index).to_pylist()
     ]
     return rows.set_column(index, rows.schema.field(index), pa.array(lists, rows.schema.field(index).type))
 

@@ -108,8 +108,8 @@ class Shaper:
         if self._encode_variants:
             rows, unencoded = self._encode_variants(shaped.rows)
             shaped, errors = dataclasses.replace(shaped, rows=rows), unencoded | errors
-        found = shaped.reject_rows(errors)
-        return drop_incomplete_records(found) if self._several else found
+        remaining = shaped.reject_rows(errors)
+        return drop_incomplete_records(remaining) if self._several else remaining
 
     def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return a mask of each record's first row; None if all records have one row."""
@@ -142,22 +142,22 @@ class Shaper:
             self.drift = join_drift([self.drift, drift])
 
     def _find_out_of_range(self, chunk: RecordChunk, shaped: DecodedChunk) -> dict[int, str]:
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for row, moment in find_out_of_range(shaped.rows).items():
             unquoted = isinstance(chunk, RowChunk) or moment.path[0] in self._key_columns
             record = None if unquoted else chunk.values[shaped.record_indexes[row]]
-            found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
-        return found
+            reasons[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
+        return reasons
 
     def _find_untruncatable(self, rows: pa.Table) -> dict[int, str]:
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
             below = pc.less(values, pa.scalar(lowest, values.type)).fill_null(False)
             name = self._schema.find_column_name(field.source_id)
             for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
-                found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
-        return found
+                reasons[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
+        return reasons
 
     def event_times(self, rows: pa.Table) -> pa.Array:
         """Return event times in microseconds since the epoch."""

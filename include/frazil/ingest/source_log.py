@@ -57,8 +57,8 @@ def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     """Return a mask of positions in a newer log: much later than `old`, or later with another server or binlog name."""
     first, other = parse_logs(new), parse_logs(old)
     moved = _differ_mask(first.name, other.name) | _differ_mask(first.server, other.server)
-    found: NDArray[np.bool_] = (other.ms > 0) & (first.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
-    return found
+    newer: NDArray[np.bool_] = (other.ms > 0) & (first.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
+    return newer
 
 
 def is_after(first: str | None, other: str | None) -> bool:
@@ -79,16 +79,16 @@ def is_before(first: str | None, other: str | None) -> bool:
 
 
 def parse_logs(texts: pa.Array) -> PositionLogs:
-    found = pc.extract_regex(texts.cast(pa.string()), _POSITION_PATTERN)
-    name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
+    parts = pc.extract_regex(texts.cast(pa.string()), _POSITION_PATTERN)
+    name, ms, server = (pc.fill_null(pc.struct_field(parts, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
     return PositionLogs(milliseconds, name, server)
 
 
 def _differ_mask(first: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
     known = pc.and_(pc.not_equal(first, ""), pc.not_equal(other, ""))
-    found: NDArray[np.bool_] = pc.and_(known, pc.not_equal(first, other)).to_numpy(zero_copy_only=False)
-    return found
+    differ: NDArray[np.bool_] = pc.and_(known, pc.not_equal(first, other)).to_numpy(zero_copy_only=False)
+    return differ
 
 
 def _to_sortable(file: pa.Array) -> pa.Array:

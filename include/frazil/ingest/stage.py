@@ -364,7 +364,7 @@ class _Stage:
             self.progress.windows,
             notices,
             self._rejects.new.result(),
-            {target: found for target, found in drift.items() if target not in {UNKNOWN_TARGET, FIRST_PASS}},
+            {target: changes for target, changes in drift.items() if target not in {UNKNOWN_TARGET, FIRST_PASS}},
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
             self._rejects.accepted.result(),

@@ -49,8 +49,8 @@ def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
         if text not in known:
             known[text] = schema_to_pyarrow(Schema.model_validate_json(text), include_field_ids=False)
     main = known[context.main.schema_json]
-    found = {target: "main" for target in routed if known[context.targets[target].schema_json].equals(main)}
-    return None if len(found) == len(routed) else found
+    equal = {target: "main" for target in routed if known[context.targets[target].schema_json].equals(main)}
+    return None if len(equal) == len(routed) else equal
 
 
 def context_for_target(context: StageContext, target: Target) -> StageContext:
@@ -82,8 +82,8 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
     if sensitive:
         moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
         sensitive["fields"] = dict(moved)
-    found = zip(own_names(context.units), context.units.values(), strict=True)
-    units = {name: unit for name, unit in found if name in columns}
+    named_units = zip(own_names(context.units), context.units.values(), strict=True)
+    units = {name: unit for name, unit in named_units if name in columns}
     aliases = {name: column for name, column in main_names.items() if may_have_aliases(units.get(column))}
     return dataclasses.replace(
         context,

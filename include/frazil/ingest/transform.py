@@ -187,19 +187,19 @@ class TransformedDecoder:
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
         """Return error texts by row of `records`. If TRY fails too, failures are found by bisection."""
         failed = dict[int, str]()
-        for found in self._bisect(records, self._try_expressions, failed):
-            failed |= found
+        for failures in self._bisect(records, self._try_expressions, failed):
+            failed |= failures
         return failed
 
     def _bisect(self, records: pa.Table, attempt: Callable[[pa.Table], T], failed: dict[int, str]) -> Iterator[T]:
         """Yield the results of `attempt` for pieces of `records`. Adds records that fail alone to `failed`."""
-        for start, _, found in bisect_failures(
+        for start, _, result in bisect_failures(
             len(records), lambda start, end: attempt(records.slice(start, end - start))
         ):
-            if isinstance(found, Exception):
-                failed[records.column(ROW)[start].as_py()] = f"the transform failed{self._describe(found)}"
+            if isinstance(result, Exception):
+                failed[records.column(ROW)[start].as_py()] = f"the transform failed{self._describe(result)}"
             else:
-                yield found
+                yield result
 
     def _try_expressions(self, records: pa.Table) -> dict[int, str]:
         transform, failed = self._transform, dict[int, str]()
@@ -217,20 +217,20 @@ class TransformedDecoder:
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
             lists = [f"{try_expression(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
-            found = self._query(select_query(transform, ["*", *lists], source="SELECT * FROM records"), records)
-            good = np.ones(len(found), np.bool_)
+            result = self._query(select_query(transform, ["*", *lists], source="SELECT * FROM records"), records)
+            good = np.ones(len(result), np.bool_)
             for n, text in enumerate(transform.unnested):
-                null = found.column(f"{UNNESTED}{n}").is_null()
-                failed |= self._failure_texts(found.filter(null), "UNNEST", text, (), text)
+                null = result.column(f"{UNNESTED}{n}").is_null()
+                failed |= self._failure_texts(result.filter(null), "UNNEST", text, (), text)
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
             without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
             query = select_query(transform, [without, *unnest], source="SELECT * FROM records")
-            records = self._query(query, found.filter(pa.array(good)))
+            records = self._query(query, result.filter(pa.array(good)))
         tries = [f"{column.fails} AS {_FAILS_PREFIX}{n}" for n, column in enumerate(transform.columns)]
-        found = self._query(select_query(transform, tries, source="SELECT * FROM records"), records)
+        result = self._query(select_query(transform, tries, source="SELECT * FROM records"), records)
         for n, column in enumerate(transform.columns):
-            rows = records.filter(found.column(n))
+            rows = records.filter(result.column(n))
             texts = self._failure_texts(rows, column.name, column.declared, column.reads, column.expression)
             failed = {**texts, **failed}
         return failed

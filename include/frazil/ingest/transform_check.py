@@ -80,20 +80,20 @@ def _check_sql(
     fields = Schema.model_validate_json(records_json)
     with open_connection() as connection:
         checker = _SelectChecker(connection, [field.name for field in fields.fields])
-        found, problems = checker.check(sql, records_json), checker.problems
-        if found.unnested and not unnests:
+        transform, problems = checker.check(sql, records_json), checker.problems
+        if transform.unnested and not unnests:
             problems.append("write unnest without escapes, so that its rows are numbered")
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
-        types = _bind_types(connection, found, problems, checker.refused) if has_types else {}
+        types = _bind_types(connection, transform, problems, checker.refused) if has_types else {}
     wanted = dict(declared)
-    problems += _compare_columns([column.name for column in found.columns], types, wanted)
+    problems += _compare_columns([column.name for column in transform.columns], types, wanted)
     if problems:
         raise SpecError("\n".join(f"transform: {problem}" for problem in problems))
-    return CheckedTransform(found, {name: wanted[name] for name in types})
+    return CheckedTransform(transform, {name: wanted[name] for name in types})
 
 
-def _bind_types(connection: Any, found: Transform, problems: list[str], refused: Collection[str]) -> dict[str, str]:
+def _bind_types(connection: Any, transform: Transform, problems: list[str], refused: Collection[str]) -> dict[str, str]:
     """Return each column's type. Binds expressions one by one, so that an error can name its column.
 
     Columns and clauses that are `refused` are not bound: binding evaluates constants.
@@ -108,23 +108,23 @@ def _bind_types(connection: Any, found: Transform, problems: list[str], refused:
             return None
 
     if "WHERE" not in refused:
-        bind("WHERE", kept_records_query(found))
+        bind("WHERE", kept_records_query(transform))
     records, can_unnest = "SELECT * FROM records", "UNNEST" not in refused
-    for text in found.unnested if can_unnest else ():
-        schema = bind("UNNEST", select_query(found, [f"{text} AS c"], source=records))
+    for text in transform.unnested if can_unnest else ():
+        schema = bind("UNNEST", select_query(transform, [f"{text} AS c"], source=records))
         if schema is not None and (pa.types.is_struct(kind := schema.field(0).type) or pa.types.is_map(kind)):
             problems.append(f"UNNEST: {text} is {type_text(kind)}; write a list")
             can_unnest = False
-    source, types = unnest_query(found, records), {}
+    source, types = unnest_query(transform, records), {}
     if can_unnest and bind("UNNEST", source) is not None:
-        for column in found.columns:
+        for column in transform.columns:
             if f"the column {column.name}" in refused:
                 continue
-            query = select_query(found, [f"{column.expression} AS c"], source=source)
+            query = select_query(transform, [f"{column.expression} AS c"], source=source)
             if (schema := bind(f"the column {column.name}", query)) is not None:
                 types[column.name] = type_text(schema.field(0).type)
     if not problems:
-        bind("SELECT", full_query(found))
+        bind("SELECT", full_query(transform))
     return types
 
 
@@ -226,14 +226,14 @@ class _SelectChecker:
                 yield name, instead.get(lower, {**_COLUMN, "column_names": [name]})
 
     def _fields_of(self, expression: Any) -> tuple[str, ...]:
-        found = {
+        names = {
             self._fields[name.lower()]
             for node in find_nodes(expression)
             if node["class"] == "COLUMN_REF"
             for name in node["column_names"][:2]
             if name.lower() in self._fields
         }
-        return tuple(sorted(found))
+        return tuple(sorted(names))
 
     def _replace_unnest(self, expression: Any, expressions: ExpressionChecker) -> Any:
         """Replace each UNNEST by a column, which an inner query computes."""

@@ -76,8 +76,8 @@ class SqlTree:
 
     def parse(self, sql: str) -> Node:
         rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
-        found: Node = json.loads(rows[0][0])
-        return found
+        root: Node = json.loads(rows[0][0])
+        return root
 
     def parse_select(self, sql: str) -> Node:
         """Return the only SELECT of a text. Raises SpecError."""

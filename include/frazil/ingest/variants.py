@@ -118,10 +118,10 @@ def _split(column: pa.ChunkedArray) -> Iterator[pa.Array]:
 def _with_doubles(text: str) -> str:
     """Replace each number that is not an exact integer or decimal by its nearest double. Keeps infinite ones."""
 
-    def shorten(found: re.Match[bytes]) -> bytes:
-        number, exponent, value = found[0].strip(b"-"), b"e" in found[0].lower(), float(found[0])
+    def shorten(match: re.Match[bytes]) -> bytes:
+        number, exponent, value = match[0].strip(b"-"), b"e" in match[0].lower(), float(match[0])
         digits, scale = number.replace(b".", b"").lstrip(b"0"), len(number.partition(b".")[2])
         is_exact = not exponent and max(len(digits), scale) <= loops.MAX_DIGITS
-        return found[0] if is_exact or isinf(value) else repr(value).encode()
+        return match[0] if is_exact or isinf(value) else repr(value).encode()
 
     return change_outside_strings(text.encode(), b"", b"", lambda part: _NUMBER.sub(shorten, part)).decode()

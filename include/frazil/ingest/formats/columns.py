@@ -55,12 +55,12 @@ class ColumnMemory:
 
     def take_casts(self) -> Counter[str]:
         """Return the number of cast values by column, and clear their marks."""
-        found: Counter[str] = Counter()
+        casts: Counter[str] = Counter()
         for name, path in self._casts.items():
             flags = self.valid[self.nodes[self._by_path[path], tree.FLAG] :][: self.entry_counts[0, USED]]
-            found[name] = int(np.count_nonzero(flags == 2))
+            casts[name] = int(np.count_nonzero(flags == 2))
             np.minimum(flags, 1, out=flags)
-        return found
+        return casts
 
     def watch(self, paths: Sequence[Path]) -> None:
         """Search for new keys only in the structs at these paths, including nested structs."""

@@ -141,21 +141,21 @@ class LineReader:
                 "compression.type compress it"
             )
         is_quoted = self._quote is not None and self._quote.encode() in (record or b"")
-        found = len(self.fields(record or b"")) if is_quoted else (record or b"").count(self._delimiter) + 1
-        return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
+        count = len(self.fields(record or b"")) if is_quoted else (record or b"").count(self._delimiter) + 1
+        return "WrongFieldCount", f"the line has {count} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def fields(self, record: bytes) -> list[str]:
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
-        found: list[str] = []
+        texts: list[str] = []
         position = 0
         while match := self._field.match(text, position):
             quoted = match[1] if match.re.groups == 3 else None
             plain = match[match.re.groups - 1]
-            found.append(plain if quoted is None else quoted.replace(f"{self._quote}" * 2, f"{self._quote}"))
+            texts.append(plain if quoted is None else quoted.replace(f"{self._quote}" * 2, f"{self._quote}"))
             position = match.end()
             if not match[match.re.groups]:
                 break
-        return found
+        return texts
 
     def quote_field(self, record: bytes, path: Sequence[str | int]) -> str | None:
         return f"the field {self.fields(record)[self._columns.index(str(path[0]))][:64]!r}"

@@ -96,16 +96,16 @@ class PlaceholderFinder:
             return to_mask(pc.is_in(values, pa.array(self._texts, kind)))
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return to_mask(pc.equal(values, pa.scalar(self._data, kind)))
-        found = np.zeros(len(values), np.bool_)
+        mask = np.zeros(len(values), np.bool_)
         if pa.types.is_map(kind):
             if pa.types.is_string(kind.item_type) or pa.types.is_large_string(kind.item_type):
                 keys, items = (pa.array([self._text], part) for part in (kind.key_type, kind.item_type))
-                found |= _equal_lists(values, values.keys, keys) & _equal_lists(values, values.items, items)
+                mask |= _equal_lists(values, values.keys, keys) & _equal_lists(values, values.items, items)
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
             elements = values.values.storage if _is_uuid(kind.value_type) else values.values
             for form in self._list_placeholders(kind.value_type):
-                found |= _equal_lists(values, elements, form)
-        return found
+                mask |= _equal_lists(values, elements, form)
+        return mask
 
     def _list_placeholders(self, element: pa.DataType) -> Iterator[pa.Array]:
         if pa.types.is_string(element) or pa.types.is_large_string(element):
@@ -128,13 +128,13 @@ class PlaceholderFinder:
 def _equal_lists(lists: pa.Array, elements: pa.Array, expected: pa.Array) -> NDArray[np.bool_]:
     """Return a mask of the lists or maps that equal `expected`. `elements` has the elements of all lists."""
     offsets = lists.offsets.to_numpy()
-    found = np.zeros(len(lists), np.bool_)
+    equal = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(expected)))
     if len(rows):
         candidates = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(expected))).ravel()))
         wanted = expected.take(pa.array(np.tile(np.arange(len(expected)), len(rows))))
-        found[rows] = to_mask(pc.equal(candidates, wanted)).reshape(len(rows), len(expected)).all(axis=1)
-    return found
+        equal[rows] = to_mask(pc.equal(candidates, wanted)).reshape(len(rows), len(expected)).all(axis=1)
+    return equal
 
 
 def _is_uuid(kind: pa.DataType) -> bool:

@@ -195,15 +195,15 @@ class EnvelopeDecoder(FormatDecoder):
 
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key. Ignores updates without the whole key in `before`."""
-        found = np.zeros(len(op), np.bool_)
+        changed = np.zeros(len(op), np.bool_)
         whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
             before, after = (
                 _coalesce([parts.of_column(layer, name) for name in names]) for layer in ("before", "after")
             )
             whole &= to_mask(before.is_valid())
-            found |= to_mask(pc.not_equal(before, after))
-        return found & whole
+            changed |= to_mask(pc.not_equal(before, after))
+        return changed & whole
 
     def _delete_old_keys(self, parts: _Events, moved: NDArray[np.bool_]) -> pa.Table:
         filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
@@ -216,34 +216,34 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_errors(
         self, parts: _Events, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
-        found: dict[int, tuple[str, str]] = {}
+        errors: dict[int, tuple[str, str]] = {}
         for row in np.flatnonzero(~deletes & ~states & ~to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))).tolist():
             operation = op[row].as_py()
             if operation == "t":
                 text = "op: t: the source's table was truncated; its rows are still in this table: delete them by hand"
-                found[row] = (TRUNCATED, text)
+                errors[row] = (TRUNCATED, text)
             elif operation is None:
                 text = "op: missing: this is not a Debezium event; if a transform unwraps events, declare no envelope"
-                found[row] = (NOT_AN_ENVELOPE, text)
+                errors[row] = (NOT_AN_ENVELOPE, text)
             else:
-                found[row] = (NOT_AN_ENVELOPE, f"op: expected c, u, r, d, t or m, got {operation!r:.50}")
+                errors[row] = (NOT_AN_ENVELOPE, f"op: expected c, u, r, d, t or m, got {operation!r:.50}")
         for name, rows in (("after", states), ("before", deletes)):
             for row in np.flatnonzero(rows & ~parts.is_present(name)).tolist():
                 hint = "; give the source's table a replica identity" if name == "before" else ""
-                found[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
-        return found
+                errors[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
+        return errors
 
     def _column_values(self, parts: _Events, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
         """Return the values of all columns. For a delete, only key and metadata columns are valid."""
-        found, key = {}, self._key_names
+        columns, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
             if field.name in key and deletes.any():
                 values = select_where(deletes, parts.of_column("before", field.name), values)
-            found[field.name] = _convert_times(values, field.field_type) if self._envelope.times != "iso" else values
+            columns[field.name] = _convert_times(values, field.field_type) if self._envelope.times != "iso" else values
         for column, path in self._envelope.metadata.items():
-            found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
-        return found
+            columns[column] = parts.position() if path == POSITION else parts.at(path.split("."))
+        return columns
 
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
@@ -324,10 +324,10 @@ class _Events:
         return pc.struct_field(self._field(layer), name)
 
     def at(self, path: list[str]) -> pa.Array:
-        found = self._field(path[0])
+        column = self._field(path[0])
         for name in path[1:]:
-            found = pc.struct_field(found, name)
-        return found
+            column = pc.struct_field(column, name)
+        return column
 
     def position(self) -> pa.Array:
         return encode_positions({name: self.at(["source", name]) for name in POSITIONS})
@@ -349,9 +349,9 @@ def _shift_ids(fields: list[iceberg.NestedField], by: int) -> list[iceberg.Neste
 
 def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.IcebergType, int]) -> None:
     for name in path[:-1]:
-        found = tree.setdefault(name, {})
-        assert isinstance(found, dict)
-        tree = found
+        subtree = tree.setdefault(name, {})
+        assert isinstance(subtree, dict)
+        tree = subtree
     tree[path[-1]] = leaf
 
 

@@ -242,24 +242,24 @@ class FieldsDecoder(FormatDecoder):
         moved = add_change_columns(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
         rejections = [r._replace(error=self._use_column_name(r.error)) for r in decoded.rejections]
         drift = self._map_drift(decoded.drift)
-        found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
+        final = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
         if self._texts:
-            found = self._texts(found)
+            final = self._texts(final)
         for name, decode in self._inside.items():
-            found = decode.add_from_texts(found, name)
+            final = decode.add_from_texts(final, name)
         names = self.columns
-        rows = [fill_nulls(found.rows.column(name), self._defaults.get(name)) for name in names]
-        found = dataclasses.replace(found, rows=add_change_columns(pa.Table.from_arrays(rows, names=names), found.rows))
-        return reject_missing(found, self._optional, self._arrow_schema)
+        rows = [fill_nulls(final.rows.column(name), self._defaults.get(name)) for name in names]
+        final = dataclasses.replace(final, rows=add_change_columns(pa.Table.from_arrays(rows, names=names), final.rows))
+        return reject_missing(final, self._optional, self._arrow_schema)
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
         """Add the columns that are filled from fields inside the JSON texts of the column `name`."""
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
-        found = self(RecordChunk.of_column(as_lines(pc.binary_join_element_wise(*around))))
-        drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
-        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), self.columns)
+        from_texts = self(RecordChunk.of_column(as_lines(pc.binary_join_element_wise(*around))))
+        drift = dataclasses.replace(from_texts.drift, new={}, records=0, unknown=0, names=())
+        return _merge_columns(decoded, dataclasses.replace(from_texts, drift=drift), self.columns)
 
     def _use_column_name(self, error: str) -> str:
         for before, name in self._errors:
@@ -313,14 +313,14 @@ class CastingDecoder(FormatDecoder):
 
         if self._reports_drift and self._strict.may_omit_rows:
             return self._casting(chunk)  # `_strict` would decode rows twice, and samples a new field only once
-        found = self._strict(chunk)
-        if len(found.record_indexes) == len(chunk):
-            return found
+        result = self._strict(chunk)
+        if len(result.record_indexes) == len(chunk):
+            return result
         is_left = np.ones(len(chunk), np.bool_)
-        is_left[found.record_indexes] = False
+        is_left[result.record_indexes] = False
         if self._strict.may_omit_rows:  # it has counted the casts and new fields of these
-            found = decode_some(self._strict, ~is_left)
-        return join_results([found, decode_some(self._casting, is_left)])
+            result = decode_some(self._strict, ~is_left)
+        return join_results([result, decode_some(self._casting, is_left)])
 
 
 class _TextColumns:
@@ -369,27 +369,27 @@ class _TextColumns:
                 pc.fill_null(values, "null"),
             ]
         records = pc.binary_join_element_wise(*parts, _text_scalar("}\n"), _text_scalar(""))
-        found = self.decode(RecordChunk.of_column(as_lines(records)))
-        counts = {name: pc.sum(mask.take(pa.array(found.record_indexes))).as_py() or 0 for name, mask in cast.items()}
-        drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
+        result = self.decode(RecordChunk.of_column(as_lines(records)))
+        counts = {name: pc.sum(mask.take(pa.array(result.record_indexes))).as_py() or 0 for name, mask in cast.items()}
+        drift = dataclasses.replace(result.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
+        return _merge_columns(decoded, dataclasses.replace(result, drift=drift), [*self.columns])
 
 
-def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
-    """Add the named columns and the rejections of `found` to `decoded`. Record i of `found` is row i of `decoded`."""
-    order = np.argsort(found.record_indexes, kind="stable")
-    positions = found.record_indexes[order]
+def _merge_columns(decoded: DecodedChunk, texts: DecodedChunk, names: Collection[str]) -> DecodedChunk:
+    """Add the named columns and the rejections of `texts` to `decoded`. Record i of `texts` is row i of `decoded`."""
+    order = np.argsort(texts.record_indexes, kind="stable")
+    positions = texts.record_indexes[order]
     rows = decoded.rows.take(pa.array(positions))
     for name in names:
-        column, index = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
+        column, index = texts.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
         rows = rows.append_column(name, column) if index < 0 else rows.set_column(index, name, column)
-    rejections = [r._replace(index=int(decoded.record_indexes[r.index])) for r in found.rejections]
+    rejections = [r._replace(index=int(decoded.record_indexes[r.index])) for r in texts.rejections]
     return dataclasses.replace(
         decoded,
         rows=rows,
         record_indexes=decoded.record_indexes[positions],
         rejections=[*decoded.rejections, *rejections],
-        drift=join_drift([decoded.drift, found.drift]),
+        drift=join_drift([decoded.drift, texts.drift]),
     )
 
 
@@ -446,8 +446,8 @@ def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit
 
 def find_defaults(schema: Schema, units: Mapping[int, Unit] = EMPTY_UNITS) -> dict[str, pa.ChunkedArray]:
     """Return the defaults of all columns that have one, by column name. Raises SpecError if one is invalid."""
-    found = {field.name: default_of(field, units.get(field.field_id)) for field in schema.fields}
-    return {name: default for name, default in found.items() if default is not None}
+    defaults = {field.name: default_of(field, units.get(field.field_id)) for field in schema.fields}
+    return {name: default for name, default in defaults.items() if default is not None}
 
 
 def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
@@ -488,16 +488,16 @@ class _FieldTree:
 
     def _fields(self, tree: Mapping[str | int, Any], around: Path = ()) -> list[NestedField]:
         """Return a tree's fields. `around` is the remaining path to the object with all columns."""
-        found = []
+        items = []
         for step, inside in tree.items():
             if isinstance(inside, NestedField):
-                found.append(inside.model_copy(update={"name": str(step)}))
+                items.append(inside.model_copy(update={"name": str(step)}))
             else:
                 required = bool(around) or _has_required(inside)
-                found.append(NestedField(next(self._ids), str(step), self._type(inside, around[1:]), required=required))
+                items.append(NestedField(next(self._ids), str(step), self._type(inside, around[1:]), required=required))
                 if isinstance(next(iter(inside)), int) and not self._lists:
-                    self.units[found[-1].field_id] = LISTED
-        return found
+                    self.units[items[-1].field_id] = LISTED
+        return items
 
     def _type(self, tree: Mapping[str | int, Any], around: Path) -> IcebergType:
         inner = self._fields(tree, around)
@@ -512,9 +512,9 @@ def _has_required(inside: Any) -> bool:
 
 def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
     """Reject records in which a `required` column is null. `schema` has the decoder's own columns."""
-    found = decoded.reject_rows(find_nulls(decoded.rows, required))
-    selected = pa.Table.from_arrays([found.rows.column(name) for name in schema.names], schema=schema)
-    return dataclasses.replace(found, rows=add_change_columns(selected, found.rows))
+    complete = decoded.reject_rows(find_nulls(decoded.rows, required))
+    selected = pa.Table.from_arrays([complete.rows.column(name) for name in schema.names], schema=schema)
+    return dataclasses.replace(complete, rows=add_change_columns(selected, complete.rows))
 
 
 def _column_at(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:

@@ -66,8 +66,8 @@ def convert_iso_times(texts: pa.Array, unit: str) -> pa.Array:
             return text
         if unit == "s":
             return f'"{Decimal(micros).scaleb(-6):f}"'
-        found = Fraction(micros * _PER_SECOND[unit], 10**6)
-        return str(found) if found.denominator == 1 and int(found) in _INT64 else text
+        quotient = Fraction(micros * _PER_SECOND[unit], 10**6)
+        return str(quotient) if quotient.denominator == 1 and int(quotient) in _INT64 else text
 
     return _change_distinct(texts, pc.match_substring_regex(texts, r'^"\s*[0-9]{4}-[0-9]{2}-[^"\\]*"$'), number)
 
@@ -113,26 +113,26 @@ def replace_with_null(
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
-    found = pc.is_in(texts, pa.array(exact, texts.type))
+    is_null_text = pc.is_in(texts, pa.array(exact, texts.type))
     if numbers:
         number = r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?"
         pattern = rf'^(?:{number}|" *{number} *")$' if numbers_in_strings else f"^{number}$"
         matching = pc.filter(texts, pc.match_substring_regex(texts, pattern))
         same = [text for text in pc.unique(matching).to_pylist() if Decimal(text.strip('" ')) in numbers]
-        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
+        is_null_text = pc.or_(is_null_text, pc.is_in(texts, pa.array(same, texts.type)))
     if plain:
         matching = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
         same = [text for text in pc.unique(matching).to_pylist() if _string_content(text) in plain]
-        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
-    return pc.if_else(pc.fill_null(found, False), pa.scalar(None, texts.type), texts)
+        is_null_text = pc.or_(is_null_text, pc.is_in(texts, pa.array(same, texts.type)))
+    return pc.if_else(pc.fill_null(is_null_text, False), pa.scalar(None, texts.type), texts)
 
 
 def _string_content(text: str) -> str | None:
     try:
-        found = json.loads(text, strict=False)
+        content = json.loads(text, strict=False)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return content if isinstance(content, str) else None
 
 
 def _change_distinct(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:

@@ -108,14 +108,14 @@ class TransactionDecoder:
 
 
 def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
-    found = pc.struct_field(rows[struct], name).combine_chunks()
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    column = pc.struct_field(rows[struct], name).combine_chunks()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 @lru_cache(maxsize=4096)
 def _shorten_id(transaction: str) -> str:
-    found = _POSTGRES_ID_PATTERN.fullmatch(transaction)
-    known = found[1] if found else transaction
+    match = _POSTGRES_ID_PATTERN.fullmatch(transaction)
+    known = match[1] if match else transaction
     if len(known) <= MAX_ID_CHARACTERS:
         return known
     digest = sha256(known.encode("utf-8", "surrogatepass")).hexdigest()

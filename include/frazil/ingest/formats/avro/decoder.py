@@ -133,9 +133,9 @@ class AvroDecoder(FormatDecoder):
             kept.append(positions)
             for i in np.flatnonzero((codes != op.VALID) & (codes != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(codes[i]), *where[i].tolist())
-        found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
+        rejected = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
         valid = np.concatenate([np.zeros(0, np.int64), *kept])
-        return DecodedChunk(pa.concat_tables(tables), valid, found, join_drift(self._drift))
+        return DecodedChunk(pa.concat_tables(tables), valid, rejected, join_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, codes: NDArray[np.uint8], where: NDArray[np.int64]
@@ -259,25 +259,25 @@ class AvroDecoder(FormatDecoder):
 
     def _add_schema(self, schema_id: int) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
-            found, source = self._schemas, "the declared schema"
+            schema, source = self._schemas, "the declared schema"
         else:
             registered = schema_id >> self._index_bits
             source = f"the schema of id {registered}"
             try:
-                found = self._schemas.get(registered)
+                schema = self._schemas.get(registered)
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
-        if found.type != self._name.upper():
-            return "UnreadableSchema", f"{source} is of type {found.type}, but source.format is {self._name}"
+        if schema.type != self._name.upper():
+            return "UnreadableSchema", f"{source} is of type {schema.type}, but source.format is {self._name}"
         try:
-            return self._compile(schema_id, found)
+            return self._compile(schema_id, schema)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{source} {self._invalid}: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{source} is too large: {error}"
 
-    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
-        written = parse_schema(found.text, [text for _, text in found.references])
+    def _compile(self, schema_id: int, schema: SchemaText) -> int | Fault:
+        written = parse_schema(schema.text, [text for _, text in schema.references])
         root: int = self._program.add(written)
         self._written[schema_id] = written
         self._note_unknown(schema_id, field_names_at(written, ()))
@@ -286,8 +286,8 @@ class AvroDecoder(FormatDecoder):
 
     def _add_drift(self, schema_id: int, written: Any) -> None:
         if self._options.drift != "off":
-            found = find_drift(self._as_avro_type(written), self._struct, widening=self._options.drift == "full")
-            self._beyond[schema_id] = found.within(self._options.within)
+            drift = find_drift(self._as_avro_type(written), self._struct, widening=self._options.drift == "full")
+            self._beyond[schema_id] = drift.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
         """Report some field names of a schema as drift, if none of the schema's fields fills a column."""
@@ -318,10 +318,10 @@ EMPTY_FAULT: Fault = ("Empty", "the message's value is empty")
 
 
 def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
-    found = np.zeros(len(starts), np.int64)
+    ids = np.zeros(len(starts), np.int64)
     for i in range(1, FRAME_BYTES):
-        found = found << 8 | data[starts + i]
-    return found.astype(np.int32).astype(np.int64)
+        ids = ids << 8 | data[starts + i]
+    return ids.astype(np.int32).astype(np.int64)
 
 
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:

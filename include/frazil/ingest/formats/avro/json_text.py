@@ -95,10 +95,10 @@ class _Reader:
             shift += 7
 
     def index(self, count: int) -> int:
-        found = self.read_varint()
-        if not 0 <= found < count:
+        value = self.read_varint()
+        if not 0 <= value < count:
             raise InvalidAvroValue("no such branch or symbol")
-        return found
+        return value
 
     def read_block_count(self) -> int:
         count = self.read_varint()
@@ -141,8 +141,8 @@ def _read_integer(reader: _Reader, written: AvroType) -> str:
 
 def _date_text(days: int) -> str:
     eras, day = divmod(days + _EPOCH - 1, _ERA_DAYS)
-    found = date.fromordinal(day + 1)
-    return f"{found.year + 400 * eras:04}-{found.month:02}-{found.day:02}"
+    day_in_era = date.fromordinal(day + 1)
+    return f"{day_in_era.year + 400 * eras:04}-{day_in_era.month:02}-{day_in_era.day:02}"
 
 
 def _time_text(nanos: int) -> str:

@@ -404,16 +404,16 @@ def read_records(
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
-        if found == code.VALID:
+        error, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
+        if error == code.VALID:
             errors[i] = code.VALID
             entry_counts[0, USED] += 1
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, USED] = entry_counts[d, BEFORE]
-        if found >= NO_ROOM:
-            return i, found - NO_ROOM
-        errors[i] = found
+        if error >= NO_ROOM:
+            return i, error - NO_ROOM
+        errors[i] = error
         where[i, 0] = op
         where[i, 1] = p - start
     return len(starts), 0

@@ -330,9 +330,9 @@ def use_written_names(part: Part | None, written: AvroType) -> Part | None:
     if part is None:
         return None
     if written.kind == "union":
-        found = [translated for branch in written.parts if (translated := use_written_names(part, branch)) is not None]
-        taken = {name: inside for part in found if isinstance(part, Fields) for name, inside in part.taken.items()}
-        return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
+        parts = [translated for branch in written.parts if (translated := use_written_names(part, branch)) is not None]
+        taken = {name: inside for part in parts if isinstance(part, Fields) for name, inside in part.taken.items()}
+        return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(parts), None)
     if isinstance(part, Entries):
         fits = written.kind == ("map" if part.is_map else "array")
         each = use_written_names(part.each, written.parts[0]) if fits else None

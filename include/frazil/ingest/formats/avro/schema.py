@@ -105,16 +105,16 @@ class _SchemaParser:
             case "record" | "error":
                 return self._parse_record(declared, namespace)
             case "enum":
-                found = self._add_named("enum", declared, namespace)
-                found.symbols = tuple(map(_require_name, declared["symbols"]))
-                return found
+                named_type = self._add_named("enum", declared, namespace)
+                named_type.symbols = tuple(map(_require_name, declared["symbols"]))
+                return named_type
             case "fixed":
-                found = self._add_named("fixed", declared, namespace)
+                named_type = self._add_named("fixed", declared, namespace)
                 value = declared["size"]
                 if type(value) is not int or not 0 <= value < 2**31:
                     raise UnreadableSchema(f"{value!r} is not a size")
-                found.size = value
-                return _apply_logical(found, declared)
+                named_type.size = value
+                return _apply_logical(named_type, declared)
             case "array":
                 return AvroType("array", parts=[self.parse_type(declared["items"], namespace)])
             case "map":
@@ -132,38 +132,38 @@ class _SchemaParser:
         raise UnreadableSchema(f"it refers to the type {name}, but does not define it")
 
     def _parse_record(self, declared: dict[str, Any], namespace: str) -> AvroType:
-        found = self._add_named("record", declared, namespace)
-        inside = found.name.rpartition(".")[0]
+        record = self._add_named("record", declared, namespace)
+        inside = record.name.rpartition(".")[0]
         fields = declared["fields"]
-        found.fields = tuple(
+        record.fields = tuple(
             (_require_name(declared["name"]), *map(_require_name, declared.get("aliases", ()))) for declared in fields
         )
-        if len({names[0] for names in found.fields}) < len(fields):
-            raise UnreadableSchema(f"the record {found.name} has a field twice")
+        if len({names[0] for names in record.fields}) < len(fields):
+            raise UnreadableSchema(f"the record {record.name} has a field twice")
         for part in fields:
-            found.parts.append(self.parse_type(part["type"], inside))
-        return found
+            record.parts.append(self.parse_type(part["type"], inside))
+        return record
 
     def _add_named(self, kind: str, declared: dict[str, Any], namespace: str) -> AvroType:
         full = _full_name(_require_name(declared["name"]), declared.get("namespace", namespace))
         if full in self._named:
             raise UnreadableSchema(f"it has the type {full} twice")
-        found = self._named[full] = AvroType(kind, name=full)
-        return found
+        named_type = self._named[full] = AvroType(kind, name=full)
+        return named_type
 
 
-def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
+def _apply_logical(avro_type: AvroType, declared: dict[str, Any]) -> AvroType:
     """Set the type's declared logical type, and return the type. Ignores unknown and invalid logical types."""
-    found.is_json = declared.get("connect.name") == DEBEZIUM_JSON
+    avro_type.is_json = declared.get("connect.name") == DEBEZIUM_JSON
     logical = declared.get("logicalType")
-    if isinstance(logical, str) and found.kind in _LOGICAL_TYPES.get(logical, ()):
+    if isinstance(logical, str) and avro_type.kind in _LOGICAL_TYPES.get(logical, ()):
         if logical == "decimal":
             precision, scale = declared.get("precision"), declared.get("scale", 0)
             if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
-                return found
-            found.precision, found.scale = precision, scale
-        found.logical = logical
-    return found
+                return avro_type
+            avro_type.precision, avro_type.scale = precision, scale
+        avro_type.logical = logical
+    return avro_type
 
 
 def _full_name(name: str, namespace: str) -> str:
@@ -179,13 +179,13 @@ def _require_name(value: object) -> str:
 def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
     """Return the name of the column that each field fills, by the field's index."""
     wanted = set(wanted)
-    found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
+    filled = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
     for i, names in enumerate(written.fields):
-        if i not in found:
-            alias = next((a for a in names[1:] if a in wanted and a not in found.values()), None)
+        if i not in filled:
+            alias = next((a for a in names[1:] if a in wanted and a not in filled.values()), None)
             if alias is not None:
-                found[i] = alias
-    return found
+                filled[i] = alias
+    return filled
 
 
 _SCALAR_TYPES = {
@@ -204,9 +204,9 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    found = [*_find_changes(written, struct, (), frozenset())]
-    new = {path: found_type for path, found_type, _ in found if found_type is not None}
-    return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
+    changes = [*_find_changes(written, struct, (), frozenset())]
+    new = {path: found_type for path, found_type, _ in changes if found_type is not None}
+    return SchemaDrift(new, {path: kind for path, _, kind in changes if kind} if widening else {})
 
 
 def _find_changes(

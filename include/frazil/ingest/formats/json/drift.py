@@ -44,19 +44,19 @@ class DriftFinder:
 
     def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
         """Return the type of each field that has no column, by path. The table or its wider form accepts the values."""
-        found: dict[Path, FoundType] = {}
+        fields: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
-                _merge_into(found, _new_fields(part, self._examined, ()))
-        return found
+                _merge_into(fields, _new_fields(part, self._examined, ()))
+        return fields
 
     def _examined_parts(self, record: object) -> Iterator[object]:
         for part in self._within:
-            around, found = None, record
+            around, value = None, record
             for name in part.path:
-                around, found = found, found.get(name) if isinstance(found, dict) else None
+                around, value = value, value.get(name) if isinstance(value, dict) else None
             if not part.selector or (isinstance(around, dict) and around.get(part.selector) in part.values):
-                yield found
+                yield value
 
     def find_changes(self, value: bytes, drift: SchemaDrift) -> SchemaDrift:
         """Return the column changes in `drift`, which would accept a rejected record, and the record's new fields.
@@ -88,9 +88,9 @@ def _new_fields(value: object, kind: iceberg.IcebergType, path: Path) -> Iterato
             yield from (((*path, name), type_of_value(part)) for name, part in new.items())
 
 
-def _merge_into(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
+def _merge_into(fields: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
     for path, found_type in more:
-        found[path] = merge_types(found.get(path), found_type)
+        fields[path] = merge_types(fields.get(path), found_type)
 
 
 def _parse(value: bytes | None) -> object:

@@ -50,8 +50,8 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
     """Raise SpecError with all columns whose types this format does not support."""
-    if found := "; ".join(_unsupported_errors(schema, "schema", name)):
-        raise SpecError(found)
+    if errors := "; ".join(_unsupported_errors(schema, "schema", name)):
+        raise SpecError(errors)
 
 
 def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
@@ -203,13 +203,13 @@ class _NodeBuilder:
         row[FIELDS], row[CHILDREN] = len(every), len(self._lists)
         self._lists += every
         called = [(k, f.name.encode()) for k, f in zip(every, kind.fields, strict=True) if not is_rest(f, self._units)]
-        found, names = [k for k, _ in called], [name for _, name in called]
-        if len(found) < len(every):
-            row[LEFT] = next(k for k in every if k not in found)
+        keys, names = [k for k, _ in called], [name for _, name in called]
+        if len(keys) < len(every):
+            row[LEFT] = next(k for k in every if k not in keys)
             self._mark_rest(node, column_parts(kind, self._units, self._hidden))
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
-        for child, name in zip(found, names, strict=True):
+        for child, name in zip(keys, names, strict=True):
             hashed = len(name)
             for octet in name:
                 hashed = (hashed * 31 + octet) & 0xFFFFFFFF
@@ -219,9 +219,9 @@ class _NodeBuilder:
             slots[slot] = child
         row[SLOTS], row[MASK], row[LONGEST] = len(self._lists), size - 1, max(map(len, names), default=0)
         self._lists += slots
-        if found:
-            row[OPENING] = found[0]
-        for before, child in pairwise(found):
+        if keys:
+            row[OPENING] = keys[0]
+        for before, child in pairwise(keys):
             self._rows[before][FOLLOWING] = child
 
     def _add_elements(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:

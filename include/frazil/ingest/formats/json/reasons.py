@@ -96,10 +96,10 @@ def _check_double(text: bytes, *, kind: iceberg.IcebergType) -> Reason | bytes:
 
 def _split_number(text: bytes) -> tuple[bytes, bytes, int] | None:
     """Split a number into sign, digits without outer zeros, and power of ten."""
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
         return None
-    sign, whole, fraction, alone, exponent = found.groups(b"")
+    sign, whole, fraction, alone, exponent = match.groups(b"")
     fraction += alone
     digits = (whole + fraction).lstrip(b"0")
     significant = digits.rstrip(b"0")

@@ -31,10 +31,10 @@ def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
 
 
 def _find_value(text: bytes, path: Sequence[str | int]) -> bytes:
-    found = encode_special_numbers(text)
+    value = encode_special_numbers(text)
     for step in path:
-        found = bytes(_decode_elements(found)[step] if isinstance(step, int) else _decode_members(found)[step])
-    return found
+        value = bytes(_decode_elements(value)[step] if isinstance(step, int) else _decode_members(value)[step])
+    return value
 
 
 def field_names(value: bytes | None) -> Collection[str]:

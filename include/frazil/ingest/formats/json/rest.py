@@ -124,9 +124,9 @@ def _skip_comma(text: bytes, end: int) -> int:
 
 
 def _skip_white_space(text: bytes, at: int) -> int:
-    found = _WHITE.match(text, at)
-    assert found is not None
-    return found.end()
+    match = _WHITE.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _find_value_end(text: bytes, at: int) -> int:
@@ -136,6 +136,6 @@ def _find_value_end(text: bytes, at: int) -> int:
             depth += (token[0] in (b"[", b"{")) - (token[0] in (b"]", b"}"))
             if depth == 0:
                 return token.end()
-    found = STRING.match(text, at) or _ATOM.match(text, at)
-    assert found is not None
-    return found.end()
+    match = STRING.match(text, at) or _ATOM.match(text, at)
+    assert match is not None
+    return match.end()

@@ -145,14 +145,14 @@ def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Calla
 
 def decode_special_numbers(text: bytes) -> bytes:
     def restore(part: bytes) -> bytes:
-        return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
+        return _ENCODED_PATTERN.sub(lambda match: _SPECIAL_NAMES[match[1]], part)
 
     mark = _ENCODED.encode()
     return change_outside_strings(text, mark, mark, restore) if mark in text else text
 
 
 def _replace_specials(text: bytes) -> bytes:
-    return _SPECIAL_PATTERN.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
+    return _SPECIAL_PATTERN.sub(lambda match: b" " + SPECIALS[match[0].decode()] + b" ", text)
 
 
 def describe(text: bytes) -> str:

@@ -51,12 +51,12 @@ def as_avro_type(written: Descriptor) -> AvroType:
     left: list[tuple[AvroType, Descriptor]] = []
 
     def add_record(message: Descriptor) -> AvroType:
-        if (found := records.get(message.full_name)) is None:
+        if (record := records.get(message.full_name)) is None:
             logical = {TIMESTAMP: "timestamp-micros", **dict.fromkeys(WRAPPERS, WRAPPER)}.get(message.full_name, "")
             names = tuple((field.name,) for field in message.fields)
-            found = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
-            left.append((found, message))
-        return found
+            record = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
+            left.append((record, message))
+        return record
 
     def single_type(field: FieldDescriptor) -> AvroType:
         if field.type in _SCALAR_KINDS:
@@ -149,9 +149,9 @@ class ProtobufDecoder(AvroDecoder):
     def _request(self, schema_ids: list[int]) -> None:
         super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
 
-    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
+    def _compile(self, schema_id: int, schema: SchemaText) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
-            written = message_of(found.text, found.references, self._message)
+            written = message_of(schema.text, schema.references, self._message)
         else:
             # The count of indexes, then zigzag varints. A count of 0 means the first message.
             numbers, value, shift = [], 0, 0
@@ -162,7 +162,7 @@ class ProtobufDecoder(AvroDecoder):
                     numbers.append((value >> 1) ^ -(value & 1))
                     value = shift = 0
             indexes = numbers[1 : 1 + numbers[0]] or [0]
-            written = message_at_indexes(found.text, found.references, indexes)
+            written = message_at_indexes(schema.text, schema.references, indexes)
         self._note_unknown(schema_id, (field.name for field in written.fields))
         root = self._program.add(written)
         if isinstance(root, int):

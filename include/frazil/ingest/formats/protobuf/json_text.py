@@ -201,7 +201,7 @@ def _number_text(part: _FieldValue) -> str | None:
 def _json_text(part: _FieldValue) -> str:
     value = part.value if part.value is not None or part.field.is_repeated else _field_value(part)
     if isinstance(value, Message):
-        found = _to_dict(value)
+        content = _to_dict(value)
     elif part.value is not None:
         return json.dumps(value, ensure_ascii=False)  # a string
     else:
@@ -209,19 +209,19 @@ def _json_text(part: _FieldValue) -> str:
         if part.field.is_repeated:
             getattr(copy, part.field.name).MergeFrom(_field_value(part))
             of_empty: Callable[[], Any] = dict if is_map(part.field) else list
-            found = _to_dict(copy).get(part.field.name, of_empty())
+            content = _to_dict(copy).get(part.field.name, of_empty())
         else:
             setattr(copy, part.field.name, value)
-            found = _to_dict(copy, always_print_fields_with_no_presence=True)[part.field.name]
-    return _to_json(found)
+            content = _to_dict(copy, always_print_fields_with_no_presence=True)[part.field.name]
+    return _to_json(content)
 
 
 def _to_dict(message: Message, **options: bool) -> dict[str, Any]:
     """Return the message as JSON. The pool has the messages that an `Any` may contain."""
     pool = message.DESCRIPTOR.file.pool
-    found: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool, **options)
-    return found
+    content: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=pool, **options)
+    return content
 
 
-def _to_json(found: Any) -> str:
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+def _to_json(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

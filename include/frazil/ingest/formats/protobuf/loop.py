@@ -255,11 +255,11 @@ def read_value(
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
         return p if avro.write_decimal(negative, _0, amount, op, ops, slot + e, words) else -code.NOT_HELD
     # SYMBOL
-    found = find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
-    if found < 0:
+    symbol_row = find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
+    if symbol_row < 0:
         return -code.NO_SYMBOL
-    words[slot + e] = -1 - operands[ops[op, code.SYMBOLS] + 3 * found + 1]
-    words[slot + e + 1] = operands[ops[op, code.SYMBOLS] + 3 * found + 2]
+    words[slot + e] = -1 - operands[ops[op, code.SYMBOLS] + 3 * symbol_row + 1]
+    words[slot + e + 1] = operands[ops[op, code.SYMBOLS] + 3 * symbol_row + 2]
     return p
 
 
@@ -415,26 +415,26 @@ def read_records(
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
         start, end = starts[i], starts[i] + lengths[i]
-        found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
-        if found == code.VALID:
+        error, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
+        if error == code.VALID:
             errors[i] = code.VALID
             entry_counts[0, USED] += 1
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, USED] = entry_counts[d, BEFORE]
-        if found >= avro.NO_ROOM:
-            return i, found - avro.NO_ROOM
-        errors[i] = found
+        if error >= avro.NO_ROOM:
+            return i, error - avro.NO_ROOM
+        errors[i] = error
         where[i, 0] = op
         where[i, 1] = p - start
     return len(starts), 0
 
 
 @loop
-def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
+def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, indexes: Numbers, sizes: Numbers) -> None:
     """Read each record's message indexes, which follow the first five bytes of the frame.
 
-    `found` receives the bytes of the indexes as one number, and `sizes` the number of these bytes. A size of -1 means
+    `indexes` receives the bytes of the indexes as one number, and `sizes` the number of these bytes. A size of -1 means
     that the indexes are invalid or take more than four bytes.
     """
     for i in range(len(starts)):
@@ -446,8 +446,8 @@ def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Nu
             p, _ = read_varint(b, p, end)
             count -= 1
         sizes[i] = -1
-        found[i] = 0
+        indexes[i] = 0
         if p >= 0 and count == 0 and p - first <= 4:
             sizes[i] = p - first
             for q in range(first, p):
-                found[i] |= np.int64(b[q]) << (8 * (3 - (q - first)))
+                indexes[i] |= np.int64(b[q]) << (8 * (3 - (q - first)))

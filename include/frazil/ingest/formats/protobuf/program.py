@@ -209,13 +209,13 @@ class ProtobufProgram(LoopProgram):
             return self._add_message(written.message_type, target), None
         if written.enum_type is not None:
             return self._add_enum(written.enum_type, target)
-        found = scalar_operation(written.type, target.kind, self._units.get(target.field_id))
-        if found is None:
+        operation = scalar_operation(written.type, target.kind, self._units.get(target.field_id))
+        if operation is None:
             raise _FieldMismatch(
                 op.MISMATCH, f"Protobuf's {type_name(written)} cannot fill a column of type {target.kind}"
             )
-        row = self._add_row(found.pop(op.OPERATION), target)
-        for column, value in found.items():
+        row = self._add_row(operation.pop(op.OPERATION), target)
+        for column, value in operation.items():
             self._set_field(row, column, value)
         of_text = written.type == _F.TYPE_STRING and isinstance(target.kind, (iceberg.UUIDType, *_DATE_TIME_TYPES))
         has_no_default = of_text or (isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0)

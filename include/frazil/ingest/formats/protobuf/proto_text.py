@@ -43,14 +43,14 @@ class _Parser:
         position = 0
         text = text.removeprefix("\ufeff")
         while position < len(text):
-            found = _TOKEN.match(text, position)
-            if found is None:
+            match = _TOKEN.match(text, position)
+            if match is None:
                 raise InvalidProtoText(
                     f"line {text.count(chr(10), 0, position) + 1}: {text[position : position + 10]!r} is not a token"
                 )
-            if found["token"]:
-                self._tokens.append((found["token"], position))
-            position = found.end()
+            if match["token"]:
+                self._tokens.append((match["token"], position))
+            position = match.end()
         self._text = text
 
     def file(self) -> descriptor_pb2.FileDescriptorProto:

@@ -30,10 +30,10 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
     """Return the message with this name, or the schema's only top-level message. Raises UnreadableSchema."""
     file = _load(text, references)
     if name is None:
-        found = list(file.message_types_by_name.values())
-        if len(found) != 1:
-            raise UnreadableSchema(f"it has {len(found)} messages: set source.format.message to one of them")
-        return found[0]
+        messages = list(file.message_types_by_name.values())
+        if len(messages) != 1:
+            raise UnreadableSchema(f"it has {len(messages)} messages: set source.format.message to one of them")
+        return messages[0]
     try:
         return file.pool.FindMessageTypeByName(name)
     except KeyError:
@@ -45,14 +45,14 @@ def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes
     """Return the message at these indexes: a top-level message, then messages nested in it. Raises UnreadableSchema."""
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
-    found: Descriptor | None = None
+    nested: Descriptor | None = None
     for index in indexes:
         if not 0 <= index < len(among):
             raise UnreadableSchema(f"it does not define a message at the indexes {list(indexes)}")
-        found = among[index]
-        among = [message for message in found.nested_types if not message.GetOptions().map_entry]
-    assert found is not None
-    return found
+        nested = among[index]
+        among = [message for message in nested.nested_types if not message.GetOptions().map_entry]
+    assert nested is not None
+    return nested
 
 
 def _load(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
@@ -93,9 +93,9 @@ def _add_to_pool(
 
 
 def _parse_file(text: str, name: str) -> File:
-    *_, found = reversed(_parse_files(text))
-    found.name = name
-    return found
+    *_, last_file = reversed(_parse_files(text))
+    last_file.name = name
+    return last_file
 
 
 def _parse_files(text: str) -> list[File]:
@@ -105,10 +105,10 @@ def _parse_files(text: str) -> list[File]:
             data = base64.b64decode(text, validate=False)
             try:
                 files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
-                found = [file for file in files if file.name.endswith(".proto") or file.message_type]
+                described = [file for file in files if file.name.endswith(".proto") or file.message_type]
             except DecodeError:
-                found = []
-            return [*reversed(found)] if found else [File.FromString(data)]
+                described = []
+            return [*reversed(described)] if described else [File.FromString(data)]
         except (binascii.Error, ValueError, DecodeError) as error:
             raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
     try:
