@@ -175,11 +175,11 @@ def plan(streams: str) -> dict[str, Any] | None:
     with _open_backfill(streams, {**request, "run": run_name(context)}) as backfill:
         backfill.check_run_not_abandoned()
         last = backfill.last()
-        found = estimate(backfill, backfill.plan(last))
-        report(" ".join(estimate_messages(found, stream=backfill.request.stream, mode=backfill.spec.sinks.mode)))
+        estimated = estimate(backfill, backfill.plan(last))
+        report(" ".join(estimate_messages(estimated, stream=backfill.request.stream, mode=backfill.spec.sinks.mode)))
         if last and last.is_open:
             log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)
-        if params["dry-run"] or not (found.max_records or (last and last.is_open)):
+        if params["dry-run"] or not (estimated.max_records or (last and last.is_open)):
             return None
         return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
 

@@ -135,14 +135,14 @@ def _load_callback(path: str, variable: str) -> Any:
     if not attribute:
         raise SpecError(f"{variable}: {path!r} does not name a function; {hint}")
     try:
-        found = getattr(import_module(module), attribute)
+        callback = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{variable}: {path!r} cannot be imported: {error}; {hint}") from error
-    if isinstance(found, type) and issubclass(found, BaseNotifier):
-        return found()
-    if not callable(found):
+    if isinstance(callback, type) and issubclass(callback, BaseNotifier):
+        return callback()
+    if not callable(callback):
         raise SpecError(f"{variable}: {path!r} is not a function or notifier; {hint}")
-    return found
+    return callback
 
 
 RESULT_KEY = "frazil_result"

@@ -44,7 +44,7 @@ def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
+        params=_form([stream.name for stream in declared_streams(folder) if stream.spec is not None]),
         **dag_profile(
             "Replay or discard dead letters",
             purpose="dead letters",

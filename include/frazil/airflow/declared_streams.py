@@ -33,20 +33,20 @@ class DeclaredStream:
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
     valid: dict[Path, StreamSpec] = {}
-    found: dict[str, DeclaredStream] = {}
+    streams: dict[str, DeclaredStream] = {}
     for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
         if stream.spec is not None and stream.problem is None:
             valid[stream.path] = stream.spec
         else:
             name = stream.spec.name if stream.spec else _read_name(stream.path)
-            found[name] = DeclaredStream(name, stream.spec, stream.problem, stream.removed, stream.missing)
+            streams[name] = DeclaredStream(name, stream.spec, stream.problem, stream.removed, stream.missing)
     clashes = find_conflicts(valid)
     for path, spec in valid.items():
         conflicts = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
-        before = found.get(spec.name)
+        before = streams.get(spec.name)
         problem = "\n".join(filter(None, [before.problem if before else None, conflicts])) or None
-        found[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
-    return [found[name] for name in sorted(found)]
+        streams[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
+    return [streams[name] for name in sorted(streams)]
 
 
 def declared_streams(folder: Path) -> list[DeclaredStream]:
@@ -59,17 +59,17 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that feed a table. Raises SpecError if none exists, or if an invalid file names it."""
-    found = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
-    specs = find_feeding_streams((stream.spec for stream in found if stream.spec is not None), table)
-    unknown = any(stream.spec is None and table in _read_text(stream.path) for stream in found)
+    streams = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
+    specs = find_feeding_streams((stream.spec for stream in streams if stream.spec is not None), table)
+    unknown = any(stream.spec is None and table in _read_text(stream.path) for stream in streams)
     return tuple(specs) if specs and not unknown else find_streams_of(folder, table)
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
     """Return whether no stream feeds a table. A file that was never valid counts if it contains the table's name."""
-    found = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
+    streams = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
     return not any(
-        view_from_table(stream.spec, table) if stream.spec else table in _read_text(stream.path) for stream in found
+        view_from_table(stream.spec, table) if stream.spec else table in _read_text(stream.path) for stream in streams
     )
 
 
@@ -80,9 +80,9 @@ def find_declared_stream(folder: Path, name: str) -> StreamSpec:
 
 def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
     """Raise SpecError with all current problems of both folders. Airflow shows it as an import error."""
-    problems = [found.problem for found in declared_streams(Path(streams)) if found.problem and not found.missing]
+    problems = [stream.problem for stream in declared_streams(Path(streams)) if stream.problem and not stream.missing]
     files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
-    problems += [found.problem for found in files if found.problem and not found.removed and not found.missing]
+    problems += [stream.problem for stream in files if stream.problem and not stream.removed and not stream.missing]
     if problems:
         raise SpecError("\n".join(problems))
 

@@ -112,11 +112,11 @@ def _check_spark_connection(session: Session) -> Iterator[Finding]:
     del session  # the connection may be in the environment or a secrets backend
     fix = "see `A project in Airflow` in docs/how-to/install.md"
     try:
-        found = Connection.get_connection_from_secrets(SPARK_CONNECTION)
+        connection = Connection.get_connection_from_secrets(SPARK_CONNECTION)
     except (AirflowNotFoundException, KeyError):
         yield Finding("connection", CheckState.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", fix)
         return
-    properties = found.extra_dejson.get("properties-file")
+    properties = connection.extra_dejson.get("properties-file")
     if not properties:
         yield Finding(
             "connection", CheckState.WARNING,
@@ -127,7 +127,7 @@ def _check_spark_connection(session: Session) -> Iterator[Finding]:
         problem = f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host"
         yield Finding("connection", CheckState.WRONG, problem, fix)
     else:
-        yield Finding("connection", CheckState.OK, f"{SPARK_CONNECTION} submits to {found.host}")
+        yield Finding("connection", CheckState.OK, f"{SPARK_CONNECTION} submits to {connection.host}")
 
 
 def _check_import_errors(session: Session) -> Iterator[Finding]:
@@ -150,8 +150,8 @@ def _check_shared_dags() -> Iterator[Finding]:
 
 
 def main() -> None:
-    found = [dataclasses.asdict(finding) for finding in check_airflow(Path(sys.argv[1]))]
-    print(json.dumps(found))
+    findings = [dataclasses.asdict(finding) for finding in check_airflow(Path(sys.argv[1]))]
+    print(json.dumps(findings))
 
 
 if __name__ == "__main__":

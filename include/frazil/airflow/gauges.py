@@ -12,13 +12,13 @@ from frazil.partitions.completeness import Cursor
 log = logging.getLogger(__name__)
 
 
-def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
-    counts = dict.fromkeys(found, 0)
+def export_health(measured: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
+    counts = dict.fromkeys(measured, 0)
     for alert in active:
         counts[alert["table"]] = counts.get(alert["table"], 0) + 1
     for name, count in counts.items():
         _export("frazil.table.alerts", count, table=name)
-    for name, health in found.items():
+    for name, health in measured.items():
         if not isinstance(health, TableHealth):
             continue
         for gauge in (

@@ -135,10 +135,10 @@ def data_docs() -> FastAPI:
         folder = docs_folder().resolve()
         if page == "index.html" and not (folder / page).exists():
             return HTMLResponse(EMPTY_PAGE, headers=HEADERS)
-        found = (folder / page).resolve()
-        if found.suffix != ".html" or not found.is_relative_to(folder) or not found.is_file():
+        file = (folder / page).resolve()
+        if file.suffix != ".html" or not file.is_relative_to(folder) or not file.is_file():
             raise HTTPException(404, f"no gate has written the page {page!r}")
-        return FileResponse(found, headers=HEADERS)
+        return FileResponse(file, headers=HEADERS)
 
     return app
 

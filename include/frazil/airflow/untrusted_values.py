@@ -102,14 +102,14 @@ def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
 
 def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     """Return an upstream task's XCom. Raises AirflowFailException if a key is missing or its value has another type."""
-    found = value if isinstance(value, Mapping) else {}
-    invalid = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
+    xcom = value if isinstance(value, Mapping) else {}
+    invalid = [key for key, kind in kinds.items() if not isinstance(xcom.get(key), kind)]
     if invalid:
         raise AirflowFailException(
             f"the XCom of the task {task_id} has been replaced with {_short_repr(value)} "
             f"({', '.join(invalid)} missing or of another type). Clear the task {task_id} to run it again"
         )
-    return dict(found)
+    return dict(xcom)
 
 
 def extra_text(extra: Any, key: str) -> str | None:

@@ -88,11 +88,11 @@ def daily_dags(
     sources = {view.table.identifier: view for spec in valid_specs(Path(streams)) for view in list_windowed_views(spec)}
     declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
     targets = Counter(declaration.spec.target for declaration in declared if declaration.spec)
-    for found in declared:
-        declaration = found
-        if found.spec is not None and targets[found.spec.target] > 1:  # they would overwrite each other's days
-            problem = f"another aggregation has the same target {found.spec.target!r}; change one of them"
-            declaration = replace(found, spec=None, problem=problem)
+    for each in declared:
+        declaration = each
+        if each.spec is not None and targets[each.spec.target] > 1:  # they would overwrite each other's days
+            problem = f"another aggregation has the same target {each.spec.target!r}; change one of them"
+            declaration = replace(each, spec=None, problem=problem)
         dags.append(_daily_dag(declaration, Path(application), on_failure))
         if declaration.spec:
             dags.append(_reopened_dag(declaration, declaration.spec, on_failure))
@@ -104,40 +104,40 @@ def _read_aggregation(
     file: DeclaredFile[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path
 ) -> _Aggregation:
     # A file's odd name must not break the other files' DAGs.
-    found = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
+    aggregation = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
-        return found
+        return aggregation
     try:
         source = sources.get(spec.source) or find_streams_of(streams, spec.source)[0]
     except SpecError as error:
-        return replace(found, problem=str(error))
+        return replace(aggregation, problem=str(error))
     if source.window is None:
-        return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
+        return replace(aggregation, problem=f"{file.path}: source: {never_complete_message(source)}")
     if source.signal_name != spec.source:
         text = f"{spec.source} has no signals of its own: its windows are signalled together with other tables' windows"
         declare = f"add {spec.source} to route.complete of stream {source.name!r}"
-        return replace(found, problem=f"{file.path}: source: {text}; {declare}")
-    return replace(found, spec=spec, grain=Grain(source.window))
+        return replace(aggregation, problem=f"{file.path}: source: {text}; {declare}")
+    return replace(aggregation, spec=spec, grain=Grain(source.window))
 
 
-def _daily_dag(found: _Aggregation, application: Path, on_failure: OnFailure | None) -> DAG:
-    spec = found.spec
+def _daily_dag(aggregation: _Aggregation, application: Path, on_failure: OnFailure | None) -> DAG:
+    spec = aggregation.spec
     with DAG(
-        daily_dag_id(found.name),
+        daily_dag_id(aggregation.name),
         description=(spec.description or f"{spec.source} by day into {spec.target}") if spec else "Invalid declaration",
-        doc_md=_doc_md(found),
-        schedule=_schedule(found.grain, spec) if spec else None,
+        doc_md=_doc_md(aggregation),
+        schedule=_schedule(aggregation.grain, spec) if spec else None,
         max_active_runs=1,
-        **_profile(f"Daily: {found.name}", found, on_failure, retries=RETRIES),
+        **_profile(f"Daily: {aggregation.name}", aggregation, on_failure, retries=RETRIES),
     ) as dag:
-        chosen: Any = task(inputs)(found.name, found.folder)
+        chosen: Any = task(inputs)(aggregation.name, aggregation.folder)
         chosen >> SubmitOperator(
             task_id="aggregate",
-            name=daily_dag_id(found.name),
+            name=daily_dag_id(aggregation.name),
             application=str(application.absolute()),
             **spark_arguments("aggregation"),
             application_args=[
-                *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
+                *(aggregation.name, "--aggregations", aggregation.folder, "--day", "{{ dag_run.partition_key }}"),
                 *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),
                 *("--revisions", "{{ ti.xcom_pull('inputs')['revisions'] }}"),
             ],
@@ -146,37 +146,37 @@ def _daily_dag(found: _Aggregation, application: Path, on_failure: OnFailure | N
     return dag
 
 
-def _reopened_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+def _reopened_dag(aggregation: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
     with DAG(
-        reopened_dag_id(found.name),
-        description=f"Runs {daily_dag_id(found.name)} again for a day that got late rows",
+        reopened_dag_id(aggregation.name),
+        description=f"Runs {daily_dag_id(aggregation.name)} again for a day that got late rows",
         schedule=PartitionedAssetTimetable(
             assets=reopened_asset(spec.source),
-            default_partition_mapper=StartOfDayMapper(input_format=found.grain.key_format),
+            default_partition_mapper=StartOfDayMapper(input_format=aggregation.grain.key_format),
         ),
-        **_profile(f"Daily, reopened days: {found.name}", found, on_failure, retries=RETRIES),
+        **_profile(f"Daily, reopened days: {aggregation.name}", aggregation, on_failure, retries=RETRIES),
     ) as dag:
-        task(outlets=[again_asset(found.name)])(again)(found.name, found.folder)
+        task(outlets=[again_asset(aggregation.name)])(again)(aggregation.name, aggregation.folder)
     return dag
 
 
-def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
-    asset = again_asset(found.name)
+def _reconcile_dag(aggregation: _Aggregation, spec: AggregationSpec, on_failure: OnFailure | None) -> DAG:
+    asset = again_asset(aggregation.name)
     with DAG(
-        reconcile_dag_id(found.name),
-        description=f"Requests complete days of {daily_dag_id(found.name)} that were not aggregated",
+        reconcile_dag_id(aggregation.name),
+        description=f"Requests complete days of {daily_dag_id(aggregation.name)} that were not aggregated",
         schedule=read_interval(RECONCILE_INTERVAL_VARIABLE, RECONCILE_INTERVAL),
         max_active_runs=1,
-        **_profile(f"Daily, missed days: {found.name}", found, on_failure),
+        **_profile(f"Daily, missed days: {aggregation.name}", aggregation, on_failure),
     ) as dag:
         requested = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
-        requested(ask_for_late_days)(found.name, found.folder)
+        requested(ask_for_late_days)(aggregation.name, aggregation.folder)
     return dag
 
 
-def _profile(display_name: str, found: _Aggregation, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
-    tables = [found.spec.source, found.spec.target] if found.spec else []
-    marks = ["broken"] if found.problem else []
+def _profile(display_name: str, item: _Aggregation, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
+    tables = [item.spec.source, item.spec.target] if item.spec else []
+    marks = ["broken"] if item.problem else []
     return dag_profile(display_name, purpose="daily", tables=tables, marks=marks, on_failure=on_failure, **defaults)
 
 
@@ -260,14 +260,14 @@ def _load_signalled_day(name: str, aggregations: str) -> _SignalledDay:
     return _SignalledDay(spec, day, catalog, load_day_signals(catalog, spec, day))
 
 
-def _doc_md(found: _Aggregation) -> str:
-    spec = found.spec
+def _doc_md(item: _Aggregation) -> str:
+    spec = item.spec
     if spec is None:
-        return f"**This declaration is invalid:**\n\n```\n{found.problem}\n```\n"
+        return f"**This declaration is invalid:**\n\n```\n{item.problem}\n```\n"
     broken = (
-        f"**The last valid declaration is in use, because the file has a problem:**\n\n```\n{found.problem}\n```\n\n"
+        f"**The last valid declaration is in use, because the file has a problem:**\n\n```\n{item.problem}\n```\n\n"
     )
-    return f"""{broken if found.problem else ""}{spec.description}
+    return f"""{broken if item.problem else ""}{spec.description}
 
 From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 
@@ -275,7 +275,7 @@ From `{spec.source}` into `{spec.target}`, by UTC day of `{spec.event_time}`:
 {spec.sql}
 ```
 
-A day runs when its {found.grain} windows are complete, and again when one reopens (`{reopened_dag_id(found.name)}`). To
+A day runs when its {item.grain} windows are complete, and again when one reopens (`{reopened_dag_id(item.name)}`). To
 run any past day: *Trigger* with the day, such as `2013-12-30`, as the partition key. Each snapshot of the target
 names the source's snapshot and revisions that it was computed from.
 """

@@ -47,12 +47,12 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         first = opened
     now_ms = clock.now_ms()
     # Half of the declared time, so that the run has the other half before an alert fires.
-    found = select_overdue_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
-    if not found:
+    late = select_overdue_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
+    if not late:
         raise AirflowSkipException(f"all days of {name} that were complete {spec.within / 2} ago are aggregated")
-    since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
+    since = datetime.fromtimestamp(min(w.since_ms for w in late) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     runs = _list_runs(dag_id, [asset, partition_asset(spec.source)], since, context)
-    requested_before = _read_earlier_requests(store, found)
+    requested_before = _read_earlier_requests(store, late)
     if runs is None:
         if unfinished := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
@@ -61,9 +61,9 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
             )
         # The queued run may belong to another, paused DAG. A day whose run failed is then requested again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
-    requested = find_days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    requested = find_days_to_request(late, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
-        raise AirflowSkipException(f"all {len(found)} overdue days were already requested, or have a run of {dag_id}")
+        raise AirflowSkipException(f"all {len(late)} overdue days were already requested, or have a run of {dag_id}")
     for request in requested:
         log.warning(
             "%s: %s is complete (revisions %s) but not aggregated: requesting it", name, request.day, request.revisions
@@ -104,7 +104,7 @@ def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> 
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    found: dict[str, list[tuple[str, int]]] = {}
+    runs: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:
         events: Any = context["inlet_events"][asset]
         try:
@@ -114,11 +114,11 @@ def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: C
             return None
         for event in listed:
             if asset.name.startswith(AGAIN_PREFIX) and event.partition_key is not None:
-                found.setdefault(event.partition_key, []).append((REQUESTED, _to_ms(event.timestamp)))
+                runs.setdefault(event.partition_key, []).append((REQUESTED, _to_ms(event.timestamp)))
             for run in event.created_dagruns:
                 if run.dag_id == dag_id and run.partition_key is not None:
-                    found.setdefault(run.partition_key, []).append((run.state, _to_ms(run.start_date)))
-    return found
+                    runs.setdefault(run.partition_key, []).append((run.state, _to_ms(run.start_date)))
+    return runs
 
 
 def _to_ms(moment: datetime) -> int:

@@ -48,9 +48,9 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     :param on_failure: notifiers, called once for each stream whose audit has findings or cannot run.
     """
     folder = Path(streams)
-    found = declared_streams(folder)
+    listed = declared_streams(folder)
     hours = _to_hours(every or read_interval(INTERVAL_VARIABLE, timedelta(hours=1)))
-    names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
+    names, specs = [stream.name for stream in listed], [stream.spec for stream in listed if stream.spec]
     with DAG(
         AUDITS_DAG,
         description="Checks that all records committed in the last complete hours are in their tables exactly once",
@@ -91,8 +91,8 @@ def _to_hours(every: timedelta) -> int:
 
 @task_group(group_id="stream")
 def _stream_tasks(name: Any, folder: str) -> None:
-    found: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
-    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(report)(found)
+    confirmed: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
+    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(report)(confirmed)
 
 
 def audit(names: list[str], streams: str) -> list[str]:
@@ -104,19 +104,19 @@ def audit(names: list[str], streams: str) -> list[str]:
 
     context = get_current_context()
     chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
-    found = audit_all(chosen or names, Path(streams), **_audit_arguments())
-    store_audits(store, found.audits)
-    return found.failing
+    audits = audit_all(chosen or names, Path(streams), **_audit_arguments())
+    store_audits(store, audits.audits)
+    return audits.failing
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
     """Audit one stream again, and send an event if there are findings. Skipped before the stream's first commit."""
     from frazil.airflow.audits.tasks import audit_hours
 
-    found = audit_hours(name, Path(streams), **_audit_arguments())
-    if found["findings"]:
-        get_current_context()["outlet_events"][AUDITS].add(audit_asset(name), extra=found)
-    return found
+    audits = audit_hours(name, Path(streams), **_audit_arguments())
+    if audits["findings"]:
+        get_current_context()["outlet_events"][AUDITS].add(audit_asset(name), extra=audits)
+    return audits
 
 
 def _audit_arguments() -> dict[str, Any]:
@@ -126,13 +126,13 @@ def _audit_arguments() -> dict[str, Any]:
     return {"moment": moment, "hours": params["hours"], "with_source": params["source"]}
 
 
-def report(found: dict[str, Any]) -> None:
+def report(audit: dict[str, Any]) -> None:
     """Fail if the audit has findings."""
-    found = check_xcom(found, "confirm", {"stream": str, "from": str, "to": str, "findings": int, "sentences": list})
-    if found["findings"]:
+    audit = check_xcom(audit, "confirm", {"stream": str, "from": str, "to": str, "findings": int, "sentences": list})
+    if audit["findings"]:
         raise AirflowFailException(
-            f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "
-            f'{"; ".join(found["sentences"])}. See docs/how-to/operate-writers.md, "The hourly audit"'
+            f"{audit['stream']}, committed from {audit['from']} to {audit['to']}: {audit['findings']} findings. "
+            f'{"; ".join(audit["sentences"])}. See docs/how-to/operate-writers.md, "The hourly audit"'
         )
 
 

@@ -26,10 +26,10 @@ def read_last_audits(store: AssetStore) -> dict[str, str]:
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
-def _audit_text(found: Mapping[str, Any]) -> str:
-    not_compared = found.get("not-compared") or "not everything was compared"
-    result = f"{found['findings'] or 'no'} findings" + ("" if found["complete"] else f", but {not_compared}")
-    return f"of commits from {found['from']} to {found['to']}: {result}"
+def _audit_text(audit: Mapping[str, Any]) -> str:
+    not_compared = audit.get("not-compared") or "not everything was compared"
+    result = f"{audit['findings'] or 'no'} findings" + ("" if audit["complete"] else f", but {not_compared}")
+    return f"of commits from {audit['from']} to {audit['to']}: {result}"
 
 
 def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None:
@@ -39,28 +39,28 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
     """
     audits = list(audits)
     if audits:
-        store.set(LAST_AUDITS_KEY, read_last_audits(store) | {found["stream"]: _audit_text(found) for found in audits})
+        store.set(LAST_AUDITS_KEY, read_last_audits(store) | {audit["stream"]: _audit_text(audit) for audit in audits})
     before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
-    for found in audits:
-        stream, kept = found["stream"], before.get(found["stream"])
-        if found["findings"]:
-            begin, end = found["from"], found["to"]
+    for audit in audits:
+        stream, kept = audit["stream"], before.get(audit["stream"])
+        if audit["findings"]:
+            begin, end = audit["from"], audit["to"]
             period = f"{stream}, committed from {begin} to {end}"
-            sentence = f"{period}: {found['findings']} findings. {found['sentences'][0]}"
+            sentence = f"{period}: {audit['findings']} findings. {audit['sentences'][0]}"
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
-            with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
+            with_kafka = audit["source"] or (kept is not None and WITH_KAFKA in kept[3:])
             after[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]
-        elif kept and (_clears(found, kept) or _is_old(kept, found["to"])):
+        elif kept and (_clears(audit, kept) or _is_old(kept, audit["to"])):
             del after[stream]
     if after != before:
         store.set(FINDINGS_KEY, after)
 
 
-def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
+def _clears(audit: Mapping[str, Any], kept: Sequence[str]) -> bool:
+    if not audit["complete"] or (WITH_KAFKA in kept[3:] and not audit["source"]):
         return False
-    return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
+    return bool(audit["from"] <= kept[0] and kept[1] <= audit["to"])
 
 
 def _is_old(kept: Sequence[str], current: str) -> bool:

@@ -50,12 +50,12 @@ def audit_all(
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
-    failed = find_failures(found, "the audit failed", "none of {} streams could be audited")
-    audits = [answer for answer in found.values() if isinstance(answer, dict)]
+    results = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
+    failed = find_failures(results, "the audit failed", "none of {} streams could be audited")
+    audits = [answer for answer in results.values() if isinstance(answer, dict)]
     off = {audited["stream"] for audited in audits if audited["findings"]}
-    failing = [stream for stream in found if stream in failed or stream in off]
-    log.info("%d of %d streams have findings or failed: %s", len(failing), len(found), ", ".join(failing) or "none")
+    failing = [stream for stream in results if stream in failed or stream in off]
+    log.info("%d of %d streams have findings or failed: %s", len(failing), len(results), ", ".join(failing) or "none")
     return AuditResults(failing, audits)
 
 
@@ -66,7 +66,7 @@ def audit_hours(
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)
-    found = {
+    audits = {
         "stream": stream,
         "from": _iso(window.from_ms),
         "to": _iso(window.to_ms),
@@ -76,8 +76,8 @@ def audit_hours(
         "findings": len(result.errors),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.errors[:MAX_LISTED_FINDINGS]],
     }
-    _log_findings(result, found)
-    return found
+    _log_findings(result, audits)
+    return audits
 
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
@@ -90,15 +90,15 @@ def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
         raise AirflowSkipException(str(not_begun)) from not_begun
 
 
-def _log_findings(result: Audit, found: AuditJson) -> None:
+def _log_findings(result: Audit, audit: AuditJson) -> None:
     for finding in result.findings:
         is_open = finding.kind is FindingKind.NOT_COMPARED
         level = logging.ERROR if finding.kind.is_wrong else logging.WARNING if is_open else logging.INFO
         log.log(level, "%s: %s", finding.where, finding.sentence)
     log.info(
         "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings%s",
-        found["stream"], found["from"], found["to"], result.batches, sum(p.rows for p in result.partitions),
-        sum(p.dead_letters for p in result.partitions), found["findings"],
+        audit["stream"], audit["from"], audit["to"], result.batches, sum(p.rows for p in result.partitions),
+        sum(p.dead_letters for p in result.partitions), audit["findings"],
         "" if result.complete else "; not everything was compared",
     )  # fmt: skip
 

@@ -68,8 +68,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
     suites = str(Path(expectations).absolute()) if expectations else None
-    found = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms()) if aggregations else ()
-    names = [stream.spec.name for stream in found if stream.spec and not stream.removed]
+    declared = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms()) if aggregations else ()
+    names = [stream.spec.name for stream in declared if stream.spec and not stream.removed]
     with DAG(
         DAG_ID,
         description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",

@@ -63,8 +63,8 @@ class RouteFindings:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
         after, beyond = value.get("after"), value.get("beyond")
-        found = beyond.items() if isinstance(beyond, Mapping) else ()
-        listed = {table: rules for table, rules in found if isinstance(rules, list)}
+        rules_by_table = beyond.items() if isinstance(beyond, Mapping) else ()
+        listed = {table: rules for table, rules in rules_by_table if isinstance(rules, list)}
         valid = {table: [rule for rule in rules if isinstance(rule, str)] for table, rules in listed.items()}
         return cls(valid, after if isinstance(after, str) else "")
 
@@ -81,13 +81,13 @@ def measure_route_share(
     def measure_table(name: str) -> list[Reading] | None:
         table = by_name[name]
         try:
-            found = measure(catalog, table, now_ms=now_ms)
+            health = measure(catalog, table, now_ms=now_ms)
         except NotMadeByRoute:
             return None
         except Exception as error:  # anything that a catalog or storage raises: the others are still measured
             text = error_text(error)
             return [Reading(UNMEASURED, 1, 0, text, f"{name} cannot be measured: {text}")]
-        return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
+        return None if health is None else [*evaluate_table_rules(health, table.settings, now_ms=now_ms)]
 
     seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
     for reading in (reading for found in seen.values() for reading in found or () if reading.is_beyond):
@@ -166,10 +166,10 @@ def read_subjects(
         if subject.alerts.enabled
     }
 
-    def readings(name: str, found: list[Reading] | Exception) -> list[Reading] | str:
-        if isinstance(found, Exception):
-            return f"{type(found).__name__}: {found}"
-        return [*found, *runs.get(name, [])]
+    def readings(name: str, answer: list[Reading] | Exception) -> list[Reading] | str:
+        if isinstance(answer, Exception):
+            return f"{type(answer).__name__}: {answer}"
+        return [*answer, *runs.get(name, [])]
 
     group = {name: subject.catalog for name, subject in subjects.items()}.__getitem__
     read = read_in_parallel(subjects, lambda name: [*subjects[name].read()], timeout_s=timeout_s, group=group)
@@ -195,8 +195,8 @@ def build_watched_subjects(
 ) -> dict[str, WatchedSubject]:
     """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
     declared, catalogs = list(declared), Unresponsive()
-    found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
-    found |= {f"stream {stream.name}": _stream_subject(stream, kept, catalogs, now_ms) for stream in declared}
+    subjects = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
+    subjects |= {f"stream {stream.name}": _stream_subject(stream, kept, catalogs, now_ms) for stream in declared}
     valid = [stream.spec for stream in declared if stream.spec is not None]
     feeds = [seen for spec in valid for seen in list_windowed_views(spec)]
     specs: dict[str, StreamSpec] = {}
@@ -204,26 +204,26 @@ def build_watched_subjects(
         specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
-        found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
+        subjects["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
     for table, spec in specs.items():
         if spec.window is not None:
             fed = [view for view in feeds if view.table.identifier == table]
             read_rules, own_dag = partial(read_window_rules, table, fed, now_ms=now_ms), partitions_dag_of(fed[0])
             windows = WatchedSubject(fed[0].maintenance.alerts, read_rules, (own_dag,), _catalog_of(fed[0]))
-            found[f"route of {spec.name}" if is_template_view(spec) else f"windows of {table}"] = windows
+            subjects[f"route of {spec.name}" if is_template_view(spec) else f"windows of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
-            windows = found.get(name) or WatchedSubject(Alerts(), list)
+            windows = subjects.get(name) or WatchedSubject(Alerts(), list)
             read = partial(_route_readings, name, spec, valid, kept.routes, windows, now_ms=now_ms)
-            found[name] = WatchedSubject(spec.maintenance.alerts, read, windows.dags, _catalog_of(spec))
+            subjects[name] = WatchedSubject(spec.maintenance.alerts, read, windows.dags, _catalog_of(spec))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
             watched = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
             dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
-            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
-    return found
+            subjects[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
+    return subjects
 
 
 def _stream_subject(stream: DeclaredStream, kept: StoredState, catalogs: Unresponsive, now_ms: int) -> WatchedSubject:

@@ -104,7 +104,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 
 
 def _due_actions(
-    found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
+    measured: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
 ) -> dict[str, list[str]]:
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):
@@ -112,7 +112,7 @@ def _due_actions(
         decided = find_due_actions(health, tables[name].settings) if health else {}
         return [str(action) for action, answer in decided.items() if answer.due]
 
-    return {name: actions(name, health) for name, health in found.items()}
+    return {name: actions(name, health) for name, health in measured.items()}
 
 
 @contextmanager
@@ -128,10 +128,10 @@ def _stored_first_days(stores: Mapping[str, AssetStore]) -> Iterator[dict[str, d
 @contextmanager
 def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
     kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
-    found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
-    yield found
-    if found:
-        store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in found.items()})
+    stored = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
+    yield stored
+    if stored:
+        store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in stored.items()})
 
 
 def _table_readings(health: TableHealth | str | None, settings: Maintenance, *, now_ms: int) -> Iterable[Reading] | str:
@@ -165,16 +165,16 @@ def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> di
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | None:
-    found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
-    log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")
-    return found
+    health = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
+    log.info("%s: %s", table.name, _describe_measurement(health) if health else "the table does not exist yet")
+    return health
 
 
-def _describe_measurement(found: TableHealth) -> str:
-    waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
-    files, metadata = format_rounded_bytes(found.average_file_bytes), format_rounded_bytes(found.metadata_bytes)
+def _describe_measurement(table: TableHealth) -> str:
+    waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in table.streams]
+    files, metadata = format_rounded_bytes(table.average_file_bytes), format_rounded_bytes(table.metadata_bytes)
     return (
-        f"{found.data_files:,} data files of {files} on average, {found.rows:,} rows, {found.manifests:,} manifests, "
-        f"{found.snapshots:,} snapshots, {metadata} of metadata.json"
+        f"{table.data_files:,} data files of {files} on average, {table.rows:,} rows, {table.manifests:,} manifests, "
+        f"{table.snapshots:,} snapshots, {metadata} of metadata.json"
         + (f"; unread records: {', '.join(waits)}" if waits else "")
     )

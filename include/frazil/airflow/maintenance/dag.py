@@ -95,9 +95,9 @@ def maintenance_dag(
         ),
     ) as dag:
         # Typed as what the tasks get when they run.
-        found: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(check_due)(names, folder)
+        due: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(check_due)(names, folder)
         app = {"application": str(Path(application).absolute()), "conf": dict(spark or {})}
-        _table_tasks.partial(folder=folder, app=app).expand(name=found)
+        _table_tasks.partial(folder=folder, app=app).expand(name=due)
     return dag
 
 
@@ -170,10 +170,10 @@ def check_due(names: list[str], streams: str) -> list[str]:
     )
     states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
-    found = due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
-    if not found:
+    due_names = due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
+    if not due_names:
         report("No table needs maintenance")
-    return found
+    return due_names
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:

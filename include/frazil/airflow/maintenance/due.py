@@ -135,10 +135,10 @@ def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of:
     if not earlier:
         return {}
     run_ids = sorted({str(table.run_id) for table in earlier.values()})
-    found = tables_in_progress(earlier, states_of(run_ids), tasks=TASKS)
-    for name, run_id in found.items():
+    busy = tables_in_progress(earlier, states_of(run_ids), tasks=TASKS)
+    for name, run_id in busy.items():
         log.info("%s: the run %s still works on it", name, run_id)
-    return found
+    return busy
 
 
 def _interval(
@@ -180,6 +180,6 @@ def _find_due_tables(
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs
 
-    found = read_in_parallel(chosen, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
-    find_failures(found, "cannot be measured", "none of {} tables could be measured")
-    return [name for name in chosen if found[name]]
+    results = read_in_parallel(chosen, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
+    find_failures(results, "cannot be measured", "none of {} tables could be measured")
+    return [name for name in chosen if results[name]]

@@ -55,16 +55,16 @@ class RouteTables:
         def check(name: str) -> DueTable | None:
             return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
-        others = [name for name, error in found.items() if isinstance(error, NotMadeByRoute)]
+        answers = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
+        others = [name for name, error in answers.items() if isinstance(error, NotMadeByRoute)]
         if others:
             listed = ", ".join(others[:MAX_TABLES_PER_RUN])
             log.info("not maintained, because %s did not create them: %s", self.name, listed)
-        maintained = {name: answer for name, answer in found.items() if name not in others}
+        maintained = {name: answer for name, answer in answers.items() if name not in others}
         broken = find_failures(
             maintained, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
         )
-        due = [table for table in found.values() if isinstance(table, DueTable) and table.reasons]
+        due = [table for table in answers.values() if isinstance(table, DueTable) and table.reasons]
         due.sort(key=lambda table: table.urgency, reverse=True)
         for table in due[:MAX_TABLES_PER_RUN]:
             log.info(
@@ -97,7 +97,7 @@ class RouteTables:
             try:
                 if not catalog.table_exists(table.identifier):
                     continue
-                found = clean_orphans(catalog, table, now_ms=clock.now_ms(), dry_run=dry_run, neighbours=neighbours)
+                report = clean_orphans(catalog, table, now_ms=clock.now_ms(), dry_run=dry_run, neighbours=neighbours)
             except NotMadeByRoute as other:
                 log.info("%s", other)
                 continue
@@ -105,8 +105,8 @@ class RouteTables:
                 log.exception("%s: cannot search for orphan files", table.name)
                 problems.append(f"{table.name}: {error!r}")
                 continue
-            deleted += found.deleted
-            problems += [found.sentence] if found.refused else []
+            deleted += report.deleted
+            problems += [report.sentence] if report.refused else []
         if not dry_run:
             last = batch[-1].name if len(left) > len(batch) else ""
             store.set(_orphans_key(self.name), {"began-ms": began_ms, "after": last})
@@ -150,18 +150,18 @@ def describe_due(name: str, action: Action, answer: DueCheck) -> str:
 
 
 def due_messages(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    found = []
+    messages = []
     for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
         if not answers:
             log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
             log.info("%s", text := describe_due(table.name, action, answer))
-            found += [text] if answer.due else []
+            messages += [text] if answer.due else []
             if dry_run and is_enabled(table.settings, action):
                 plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
                 log.info("%s: %s would be: %s", table.name, action, plan.sentence)
-    return found
+    return messages
 
 
 def orphans_due(table: MaintainedTable, store: AssetStore) -> bool:

@@ -130,10 +130,10 @@ def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) ->
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
     if subject is None:
         return None
-    found = read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
-    if found is not None and found.finished:
+    result = read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    if result is not None and result.finished:
         answer_cache().forget_all(subject.spec.fingerprint())  # the run may have changed what the views show
-    return found
+    return result
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
@@ -171,7 +171,7 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
     ):
         reason = paused.problem or "its database does not respond. Try again when it does"
         raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {reason}")
-    found = ActionContext(
+    context = ActionContext(
         subject.route_name or subject.name,
         writer_runs=runs,
         dag=subject.dag,
@@ -180,31 +180,31 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
         silent=find_missing_components(),
     )
     if "generation" in DEPENDENCIES[action]:
-        return run_with_timeout(lambda: _add_desired_state(found, spec))
-    if action in TABLE_DEPENDENT_ACTIONS and not found.refusal_reason and found.dag_paused is not None:
+        return run_with_timeout(lambda: _add_desired_state(context, spec))
+    if action in TABLE_DEPENDENT_ACTIONS and not context.refusal_reason and context.dag_paused is not None:
         run = run_with_timeout(partial(find_unfinished_run, subject.dag, spec.name))
-        return run_with_timeout(lambda: _add_table_state(replace(found, run=run), action, spec))
-    return found
+        return run_with_timeout(lambda: _add_table_state(replace(context, run=run), action, spec))
+    return context
 
 
-def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
+def _add_desired_state(context: ActionContext, spec: StreamSpec) -> ActionContext:
     store = open_desired_store(spec)
     try:
         desired = store.read()
     except SpecError:  # an action replaces an unreadable state
-        return replace(found, has_table=store.is_with_table)
-    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.is_with_table)
+        return replace(context, has_table=store.is_with_table)
+    return replace(context, desired=str(desired.mode), generation=desired.generation, has_table=store.is_with_table)
 
 
-def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
+def _add_table_state(context: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
     try:
         standing = fetch_action_state(spec)
     except SpecError as error:
-        return replace(found, refusal_reason=str(error))
-    found, backfill = replace(found, refusal_reason=find_refusal(action, spec, standing)), standing.backfill
+        return replace(context, refusal_reason=str(error))
+    context, backfill = replace(context, refusal_reason=find_refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
-        return found
-    return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
+        return context
+    return replace(context, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
 def carry_out(

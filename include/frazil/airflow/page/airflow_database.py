@@ -67,12 +67,12 @@ def read_last_measurement() -> Measurement:
     is_paused = read_pauses([HEALTH_DAG]).get(HEALTH_DAG, False)
     with create_session() as session:
         begun_ms, failed_ms = (_to_ms(session.scalar(runs)) for runs in (unfinished, failed))
-        found = session.scalars(newest).first()
-        if failed_ms and (found is None or failed_ms > (_to_ms(found.timestamp) or 0)):
+        measurement = session.scalars(newest).first()
+        if failed_ms and (measurement is None or failed_ms > (_to_ms(measurement.timestamp) or 0)):
             begun_ms = None
-        if found is None:
+        if measurement is None:
             return Measurement(begun_ms=begun_ms, is_paused=is_paused)
-        value, at_ms = XComModel.deserialize_value(found), _to_ms(found.timestamp)
+        value, at_ms = XComModel.deserialize_value(measurement), _to_ms(measurement.timestamp)
     due, audited = parse_due_actions(value), _parse_audited(value)
     return Measurement(parse_alerts(value), at_ms, begun_ms, is_paused, due, audited)
 
@@ -140,8 +140,7 @@ def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | No
         if run is None or subject not in _subjects_of(run.conf):
             return None
         texts = {
-            (found.task_id, found.map_index): str(XComModel.deserialize_value(found))
-            for found in session.scalars(reports)
+            (xcom.task_id, xcom.map_index): str(XComModel.deserialize_value(xcom)) for xcom in session.scalars(reports)
         }
         ended = session.execute(tasks.order_by(TaskInstance.end_date.is_(None), TaskInstance.end_date)).all()
     results = [TaskResult(task, str(state), texts.get((task, index), ""), index) for task, index, state in ended]
@@ -166,12 +165,12 @@ def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowR
         .order_by(AssetEvent.id.desc(), DagRun.id.desc())
         .limit(MAX_WINDOW_RUNS)
     )
-    found: dict[str, list[WindowRun]] = {}
+    runs: dict[str, list[WindowRun]] = {}
     with create_session() as session:
         for key, dag, run, state in reversed(session.execute(started).all()):
-            if (window_run := WindowRun(dag, run, str(state))) not in found.setdefault(key, []):
-                found[key].append(window_run)
-    return found
+            if (window_run := WindowRun(dag, run, str(state))) not in runs.setdefault(key, []):
+                runs[key].append(window_run)
+    return runs
 
 
 def newest_run_id(dag_id: str) -> str | None:
@@ -216,7 +215,7 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
         .where(Job.job_type.in_(COMPONENTS))
         .group_by(Job.job_type, Job.state)
     )
-    found: dict[str, ComponentHeartbeat] = {}
+    latest: dict[str, ComponentHeartbeat] = {}
     with create_session() as session:
         heartbeats = session.execute(query).all()
     for kind, state, heartbeat_at in heartbeats:
@@ -224,7 +223,7 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
             continue
         component = COMPONENTS[str(kind)]
         heartbeat = ComponentHeartbeat(int(heartbeat_at.timestamp() * 1000), should_run=state == "running")
-        found[component] = max(
-            found.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
+        latest[component] = max(
+            latest.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
         )
-    return found
+    return latest

@@ -78,19 +78,19 @@ def operations_page() -> FastAPI:
 
         view_options = stream_page.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
-        found = stream_page.build_stream_view(name, view_options, sees, may_act)
-        if found is None:
+        view = stream_page.build_stream_view(name, view_options, sees, may_act)
+        if view is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
-        return _view_response(found)
+        return _view_response(view)
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
         from frazil.airflow.page import table_page
 
-        found = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
-        if found is None:
+        view = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
+        if view is None:
             raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
-        return _view_response(found)
+        return _view_response(view)
 
     @app.post("/api/plan/{action}/{name}")
     def plan(
@@ -111,10 +111,10 @@ def operations_page() -> FastAPI:
         from frazil.operations.page_actions import PageAction
 
         known = action in set(PageAction)
-        found = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if known else None
-        if found is None:
+        result = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if known else None
+        if result is None:
             raise HTTPException(404, f"Airflow has no run {run} for {name}, or you may not see it")
-        return json_response(found)
+        return json_response(result)
 
     @app.post("/api/action/{action}/{name}")
     def carry_out(
@@ -372,9 +372,9 @@ def log_outcome(entry: int, outcome: str) -> None:
     """Write an action's outcome to its entry in the audit log. If that fails, the action still counts as done."""
     try:
         with create_session() as session:
-            found = session.get(Log, entry)
-            if found is not None:
-                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
+            entry_row = session.get(Log, entry)
+            if entry_row is not None:
+                entry_row.extra = json.dumps({**json.loads(entry_row.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
     except SQLAlchemyError:
         log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)
 

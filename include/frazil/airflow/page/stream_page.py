@@ -121,30 +121,30 @@ def _build_view(stream: DeclaredStream, spec: StreamSpec, view_options: ViewOpti
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     costs, dags = _gather(requests.costs), _gather(requests.dags).value
-    found, around = history.value or TableHistory(), _related_state(stream, dags)
-    recorded = drop_unfinished(found.past.points, clock.now_ms())
+    known, around = history.value or TableHistory(), _related_state(stream, dags)
+    recorded = drop_unfinished(known.past.points, clock.now_ms())
     points = downsample(recorded, shown)
     parts: dict[str, Answer[Any]] = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
     unreadable_parts = views.unreadable_parts(parts)
     if "The table" in unreadable_parts:
         unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back
-    partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
+    partitions = list_partitions(known.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
     line = build_line(spec.name, spec, build_reading(stream, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
-    events = [event for event in found.past.events if shown.contains(event.at_ms)]
+    events = [event for event in known.past.events if shown.contains(event.at_ms)]
     is_read = history.at_ms is not None and not history.problem
     audited = (views.last_measurement() or Measurement()).audited
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
         facts=describe_stream(spec, around.names),
-        has_commits=found.has_commits,
-        rejected=found.rejected,
-        changes=found.changes,
+        has_commits=known.has_commits,
+        rejected=known.rejected,
+        changes=known.changes,
         last_changes=answer.value.changes if answer.value else {},
-        backfill=found.backfill,
+        backfill=known.backfill,
         partitions=limit_partitions(partitions),
         partitions_in_all=len(partitions),
         runs=list_runs(runs.value),

@@ -37,10 +37,10 @@ from frazil.spec.units import format_duration
 def find_table(name: str) -> MaintainedTable | None:
     """Return a table that streams write to, or None. A routed table may not exist yet."""
     try:
-        found = find_maintained([stream.spec for stream in cached_declarations().value or () if stream.spec], name)
+        maintained = find_maintained([stream.spec for stream in cached_declarations().value or () if stream.spec], name)
     except SpecError:
         return None
-    return None if found.kind is TableKind.SIGNALS else found
+    return None if maintained.kind is TableKind.SIGNALS else maintained
 
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
@@ -55,21 +55,21 @@ def find_visible_streams(table: MaintainedTable, select_visible: SelectVisible) 
 
 
 def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
-    found = find_table(name)
-    if found is None:
+    maintained = find_table(name)
+    if maintained is None:
         return None
-    shown = find_visible_streams(found, select_visible)
+    shown = find_visible_streams(maintained, select_visible)
     if not shown:
         return None
-    answers, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
-    key = tuple(stream.fingerprint() for stream in found.streams)
-    fetch = partial(fetch_shape, found)
+    answers, group, specs = answer_cache(), group_of(maintained.streams[0]), specs_for_table(maintained)
+    key = tuple(stream.fingerprint() for stream in maintained.streams)
+    fetch = partial(fetch_shape, maintained)
     shape = answers.request(group, ("shape", name, key), fetch, keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = answers.request(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
-    routes = [request_status(spec) for spec in found.streams if spec.sinks.has_routed_tables]
+    routes = [request_status(spec) for spec in maintained.streams if spec.sinks.has_routed_tables]
     measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
-    windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
+    windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(maintained.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
     dags = answers.request("Airflow", ("dags", name), known, keep_s=CACHE_S)
     started_by = partial(_fetch_runs, specs[0]) if calendar else None
@@ -79,9 +79,9 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     (alerts,) = answers.gather([measured], timeout_s=0.2)
     (paused,) = answers.gather([dags], timeout_s=0.2)
     started = answers.gather([runs], timeout_s=0.2)[0].value if runs else None
-    standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
+    standing = _alerts_about(maintained, alerts.value.alerts if alerts.value else ())
     differences = route_problems(
-        found.identifier, (answer.value for answer in answers.gather(routes, timeout_s=0.2) if answer.value)
+        maintained.identifier, (answer.value for answer in answers.gather(routes, timeout_s=0.2) if answer.value)
     )
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)
@@ -90,11 +90,11 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
-        kind=found.kind,
+        kind=maintained.kind,
         level=state.level,
         word=state.word,
         streams=tuple(sorted(shown)),
-        every=format_duration(found.settings.every),
+        every=format_duration(maintained.settings.every),
         shape=files,
         calendar=shown_windows,
         alerts=standing,
@@ -109,11 +109,11 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
     signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
-    found = read_window_runs(signals, since=since)
+    window_runs = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:
-        return found
+        return window_runs
     suffix = f"|{spec.table.identifier}"
-    return {key.removesuffix(suffix): runs for key, runs in found.items() if key.endswith(suffix)}
+    return {key.removesuffix(suffix): runs for key, runs in window_runs.items() if key.endswith(suffix)}
 
 
 def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: SelectVisible) -> dict[str, list[WindowRun]]:

@@ -69,8 +69,8 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 
 
 def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
-    found = cached_declarations()
-    everything = found.value or []
+    declarations = cached_declarations()
+    everything = declarations.value or []
     may = set(select_visible({stream.name: writer_dag_of(stream) for stream in everything}))
     shown = [stream for stream in everything if stream.name in may]
     answers, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
@@ -100,7 +100,7 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
             )
         )
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
-    notes = tuple(_notes(found, alerts, paused.value or {}))
+    notes = tuple(_notes(declarations, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
     shared = health_of_stream.active_alerts.get("", ()) if len(shown) == len(everything) else ()
     needs = tuple(OpenProblem(alert.sentence, alert.runbook) for alert in shared)
@@ -112,11 +112,11 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
     answers, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
-    found = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, timeout_s=OVERVIEW_TIMEOUT_S)
-    if not found.value:
+    saved = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, timeout_s=OVERVIEW_TIMEOUT_S)
+    if not saved.value:
         return
     specs = {(stream.spec.name, fingerprint_of(stream.spec)): stream.spec for stream in streams if stream.spec}
-    for state in found.value:
+    for state in saved.value:
         if spec := specs.get((state.stream, state.fingerprint)):
             answers.remember(group_of(spec), status_key(spec), state.status, at_ms=state.at_ms)
 
@@ -218,12 +218,12 @@ def table_key(spec: StreamSpec) -> tuple[str | None, str]:
 
 
 def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
-    found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
+    by_table: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
     for stream in streams:
         if stream.spec is not None:
             key = table_key(stream.spec)
-            found[key] = (*found.get(key, ()), stream.spec)
-    return found
+            by_table[key] = (*by_table.get(key, ()), stream.spec)
+    return by_table
 
 
 def request_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
@@ -248,12 +248,12 @@ def build_reading(stream: DeclaredStream, answer: Answer[StreamState] | None) ->
     return replace(reading, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
-def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dags: Mapping[str, bool]) -> Iterator[str]:
-    if found.problem:
-        yield f"Cannot read the declarations in {streams_folder()}: {found.problem}"
-    elif not found.value and not found.pending:
+def _notes(files: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dags: Mapping[str, bool]) -> Iterator[str]:
+    if files.problem:
+        yield f"Cannot read the declarations in {streams_folder()}: {files.problem}"
+    elif not files.value and not files.pending:
         yield f"No stream is declared in {streams_folder()}: declare one, or set FRAZIL_STREAMS for the API server"
-    for dag_id, undone in SHARED_DAGS.items() if found.value else ():
+    for dag_id, undone in SHARED_DAGS.items() if files.value else ():
         if dags.get(dag_id):
             yield f"The DAG {dag_id} is paused in Airflow: {undone} until you unpause it"
     if alerts.problem:
@@ -282,17 +282,17 @@ def last_measurement() -> Measurement | None:
 
 def find_missing_components() -> tuple[MissingComponent, ...]:
     """Return the components without a recent heartbeat; empty if Airflow's database does not respond."""
-    found = answer_cache().fetch_one(
+    heartbeats = answer_cache().fetch_one(
         "Airflow", "components", last_heartbeats, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S
     )
-    if found.value is None or found.at_ms is None:
+    if heartbeats.value is None or heartbeats.at_ms is None:
         return ()
-    return silent_components(found.value, at_ms=found.at_ms)
+    return silent_components(heartbeats.value, at_ms=heartbeats.at_ms)
 
 
 def describe_missing_components() -> tuple[str, ...]:
-    found = find_missing_components()
-    if not found:
+    components = find_missing_components()
+    if not components:
         return ()
     alerts = last_measurement()
-    return tuple(alert.sentence(alerts.at_ms if alerts else None) for alert in found)
+    return tuple(alert.sentence(alerts.at_ms if alerts else None) for alert in components)

@@ -118,19 +118,19 @@ def held(table: str, streams: str) -> None:
     """Fail if a quality gate holds windows, with a log line for each."""
     from frazil.airflow.partitions import tasks as windows
 
-    found = windows.take_held_signals(table, Path(streams), get_current_context())
-    if not found:  # all were released meanwhile
+    signals = windows.take_held_signals(table, Path(streams), get_current_context())
+    if not signals:  # all were released meanwhile
         return
-    for window in found:
+    for window in signals:
         # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", window.table, window.partition, window.note)
-    several = any(window.table != table for window in found)
+    several = any(window.table != table for window in signals)
     keys = [
-        f"{window.table} {window.partition}" if several else window.partition for window in found[:MAX_LISTED_WINDOWS]
+        f"{window.table} {window.partition}" if several else window.partition for window in signals[:MAX_LISTED_WINDOWS]
     ]
-    names = ", ".join(keys) + (" and others" if len(found) > MAX_LISTED_WINDOWS else "")
+    names = ", ".join(keys) + (" and others" if len(signals) > MAX_LISTED_WINDOWS else "")
     raise AirflowFailException(
-        f"{table}: {len(found)} windows are held by their quality gate and not signalled: {names}. The lines above "
+        f"{table}: {len(signals)} windows are held by their quality gate and not signalled: {names}. The lines above "
         f"show why. Correct the data in the table (the gate then runs again), or release the windows with {RELEASE_DAG}"
     )
 

@@ -137,12 +137,12 @@ class PartitionTrigger(PollingTrigger):
         from frazil.signals.completion import load_window_status
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
-        found = load_window_status(streams_feeding(Path(streams), table), partition)
-        if found.never:
-            return {"problem": found.waits_for}, ""
-        if found.signals:
-            return {"problem": None, "windows": {s.partition: window_facts(s) for s in found.signals}}, ""
-        return None, f"{table} {partition}: {found.waits_for}"
+        status = load_window_status(streams_feeding(Path(streams), table), partition)
+        if status.never:
+            return {"problem": status.waits_for}, ""
+        if status.signals:
+            return {"problem": None, "windows": {s.partition: window_facts(s) for s in status.signals}}, ""
+        return None, f"{table} {partition}: {status.waits_for}"
 
 
 LATE_ROWS_INTERVAL_S = 600.0

@@ -51,9 +51,9 @@ def writer_dags(
         (separate if application_name is None else shared[application_name]).append(stream)
 
     def build_arguments(name: str) -> dict[str, Any]:
-        found = queue if isinstance(queue, str) or queue is None else queue.get(name)
+        queue_name = queue if isinstance(queue, str) or queue is None else queue.get(name)
         common = {"streams": Path(streams).absolute(), "retries": RETRIES, "retry_delay": RETRY_DELAY}
-        return {**common, "queue": found} if found else common
+        return {**common, "queue": queue_name} if queue_name else common
 
     dags = [
         _writer_dag(stream.name, [stream], Path(application), on_failure, build_arguments(stream.name))
@@ -129,28 +129,28 @@ def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure
     }
 
 
-def _summary(found: DeclaredStream) -> str:
-    if found.spec is None:
-        return f"The declaration of {found.name} cannot be read"
-    if found.spec.description:
-        return found.spec.description
-    return f"Kafka {found.spec.source.topics_text} into Iceberg {found.spec.table.identifier}"
+def _summary(stream: DeclaredStream) -> str:
+    if stream.spec is None:
+        return f"The declaration of {stream.name} cannot be read"
+    if stream.spec.description:
+        return stream.spec.description
+    return f"Kafka {stream.spec.source.topics_text} into Iceberg {stream.spec.table.identifier}"
 
 
-def _doc_md(found: DeclaredStream) -> str:
-    lines = [f"### {_summary(found)}", ""]
-    if found.problem:
-        lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]
-    if found.spec is not None:
-        lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in _facts(found.spec).items()), ""]
+def _doc_md(stream: DeclaredStream) -> str:
+    lines = [f"### {_summary(stream)}", ""]
+    if stream.problem:
+        lines += ["**This declaration has a problem:**", "", "```", stream.problem, "```", ""]
+    if stream.spec is not None:
+        lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in _facts(stream.spec).items()), ""]
     return "\n".join(lines) + (
         f"""Pausing this DAG leaves the writer running. To operate the writer:
 
-- `frazil pause {found.name}`: the writer stops after the current batch, and stays stopped.
-- `frazil resume {found.name}`: the writer runs again, even if the supervisor gave up.
-- `frazil restart {found.name}`, or *Clear* here: a new writer replaces it after the current batch.
-- *Mark failed* or *Mark success* here: same as `frazil pause {found.name}`.
-- `frazil status {found.name}`: shows its state.
+- `frazil pause {stream.name}`: the writer stops after the current batch, and stays stopped.
+- `frazil resume {stream.name}`: the writer runs again, even if the supervisor gave up.
+- `frazil restart {stream.name}`, or *Clear* here: a new writer replaces it after the current batch.
+- *Mark failed* or *Mark success* here: same as `frazil pause {stream.name}`.
+- `frazil status {stream.name}`: shows its state.
 """
     )
 

@@ -325,7 +325,7 @@ async def run_in_thread(blocking: Callable[[], T]) -> T:
 
 async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
     """Read Airflow connections as JSON, by id. Never log them. Raises SpecError if one is missing."""
-    found = {}
+    connections = {}
     for name in sorted(ids):
         try:
             connection = await Connection.async_get(name)
@@ -334,5 +334,5 @@ async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
             raise SpecError(problem) from None
         fields = ("conn_type", "host", "login", "password", "schema", "port")
         known = {field: getattr(connection, field) for field in fields}
-        found[name] = json.dumps({**known, "extra": connection.extra_dejson})
-    return found
+        connections[name] = json.dumps({**known, "extra": connection.extra_dejson})
+    return connections
