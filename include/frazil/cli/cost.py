@@ -69,8 +69,8 @@ def cost(  # noqa: PLR0913 - a command's options
     reports = run_in_parallel(lambda step: call_open_catalog(*step, catalogs), steps)
     sums = _sums(reports, by)
     if as_json:
-        found = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}
-        echo_json({"at-ms": now_ms, "by": by, "currency": prices.currency, "costs": found, "errors": errors})
+        costs = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}
+        echo_json({"at-ms": now_ms, "by": by, "currency": prices.currency, "costs": costs, "errors": errors})
         return
     echo_table((by, *COLUMNS), [_row(n, cost, prices) for n, cost in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)

@@ -89,15 +89,15 @@ def cut(  # noqa: PLR0913 - a command's options
         echo(f"{TAG_PREFIX}{untag} is removed from {', '.join(removed)}")
         return
     at_ms = None if at is None else int(at.timestamp() * 1000)
-    found = find_snapshot_set(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
+    snapshot_set = find_snapshot_set(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
     if tag:
-        _tag(tag, found, tables)
+        _tag(tag, snapshot_set, tables)
     if as_json:
-        echo_json(found)
+        echo_json(snapshot_set)
     elif engine is None:
-        _print_snapshot_set(found)
+        _print_snapshot_set(snapshot_set)
     else:
-        for table in found.tables:
+        for table in snapshot_set.tables:
             echo(format_select(engine, tables[table.table][1], table))
 
 
@@ -173,10 +173,10 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
-def _tag(name: str, found: SnapshotSet, tables: LoadedTables) -> None:
+def _tag(name: str, snapshot_set: SnapshotSet, tables: LoadedTables) -> None:
     tagged = []
     try:
-        for table in found.tables:
+        for table in snapshot_set.tables:
             if table.snapshot_id is None:
                 echo(f"{table.table} had no snapshot at that time: it is not tagged", err=True)
                 continue
@@ -206,16 +206,16 @@ def format_select(engine: Engine, catalog: str, table: TableSnapshot) -> str:
             return f"SELECT * FROM iceberg_scan('{location}', snapshot_from_id = {table.snapshot_id});"
 
 
-def _print_snapshot_set(found: SnapshotSet) -> None:
+def _print_snapshot_set(snapshot_set: SnapshotSet) -> None:
     def moment(ms: int | None) -> str:
         return "" if ms is None else format_utc(ms)
 
     rows = []
-    for table in found.tables:
+    for table in snapshot_set.tables:
         snapshot = "none yet" if table.snapshot_id is None else str(table.snapshot_id)
         batches = ", ".join(f"{name} {batch}" for name, batch in table.batches.items())
         watermarks = ", ".join(moment(ms) for ms in table.watermarks_ms.values())
         rows.append((table.table, table.holds, snapshot, moment(table.committed_at_ms), batches, watermarks))
     echo_table(("table", "holds", "snapshot", "committed", "last batch", "watermark"), rows)
-    if found.watermark_ms is not None:
-        echo(f"Cut by watermark: {moment(found.watermark_ms)}.")
+    if snapshot_set.watermark_ms is not None:
+        echo(f"Cut by watermark: {moment(snapshot_set.watermark_ms)}.")

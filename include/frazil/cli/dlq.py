@@ -77,13 +77,13 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
     opened = _open(stream, streams_folder, which["reasons"], recall=True)
-    found = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **which))
+    counts = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **which))
     if as_json:
-        echo_json(found)
-    elif not found:
+        echo_json(counts)
+    elif not counts:
         _echo_none_found(opened, Selection(discarded=discarded, **which))
     else:
-        rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
+        rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in counts]
         columns = ("day", "reason", "dead letters", "failed again", "discarded")
         echo_table(columns, rows, numbers=frozenset(columns[2:]))
         for sentence in _left_out_messages(opened, Selection(discarded=discarded, **which)):
@@ -109,11 +109,11 @@ def show(  # noqa: PLR0913 - a command's options
     opened = _open(stream, streams_folder, which["reasons"], recall=True)
     selection = Selection(discarded=discarded, **which)
     dead_letters = opened.tables.dead_letters.current()
-    found = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
+    samples = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
-        echo_json(found)
+        echo_json(samples)
         return
-    for dead_letter in found:
+    for dead_letter in samples:
         rejected_at = format_utc(dead_letter.rejected_at_ms)
         echo(f"{dead_letter.where}  {rejected_at}  {dead_letter.reason}: {dead_letter.error}")
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
@@ -123,9 +123,9 @@ def show(  # noqa: PLR0913 - a command's options
         for name, values in dead_letter.headers.items():
             for text in values:
                 echo(f"    header {_shorten(name)}: {'null' if text is None else _shorten(text)}")
-    if not found:
+    if not samples:
         _echo_none_found(opened, selection)
-    elif len(found) == limit:
+    elif len(samples) == limit:
         more = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - limit
         if more > 0:
             echo(f"{format_count(more, 'more dead letter')} not shown; --limit shows more.", err=True)

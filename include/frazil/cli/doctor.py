@@ -56,14 +56,14 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         "api server": Check(host.check_api_servers),
         "airflow": Check(partial(host.check_airflow, streams_folder, environment), timeout_s=host.AIRFLOW_TIMEOUT_S),
     }
-    found = []
+    findings = []
     for finding in run_checks(checks):
-        found.append(finding)
+        findings.append(finding)
         if not as_json:
             _print_finding(finding)
-    counts = Counter(finding.state for finding in found)
+    counts = Counter(finding.state for finding in findings)
     if as_json:
-        echo_json({"findings": found, "counts": {state.value: counts[state] for state in CheckState}})
+        echo_json({"findings": findings, "counts": {state.value: counts[state] for state in CheckState}})
     else:
         skipped = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
         counted = (

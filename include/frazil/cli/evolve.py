@@ -80,11 +80,11 @@ def evolve(  # noqa: PLR0913 - one for each option
     tables = (table, *routed.values())
     columns = [{field.name for field in each.schema().fields} for each in tables]
     columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that names that no table has are refused
-    changes = [(each, found) for each, names in zip(tables, columns, strict=True) if (found := wanted.of(names))]
-    for each, found in changes:
-        check_changes(each, found, fixed=fixed)
-    for each, found in changes:  # if one fails, the writer's next start changes it
-        change_columns(each, found, fixed=fixed)
+    changes = [(each, change) for each, names in zip(tables, columns, strict=True) if (change := wanted.of(names))]
+    for each, change in changes:
+        check_changes(each, change, fixed=fixed)
+    for each, change in changes:  # if one fails, the writer's next start changes it
+        change_columns(each, change, fixed=fixed)
     for old, new in wanted.renames.items():
         output.say(f"Column {old} is now {new}; records may use either name.")
     for name in wanted.drops:

@@ -113,8 +113,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         measured = [(maintained, report)]
         is_known = report.health is not None
         reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, catalogs)
-        found = reports[:1]
-        if unknown and not found[0].missing:
+        shown_reports = reports[:1]
+        if unknown and not shown_reports[0].missing:
             raise next(iter(unknown.values()))
     else:
         routed, unlisted = _find_routed_tables(specs, catalogs)
@@ -123,15 +123,15 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
         reports, unknown = _add_missing_tables(measured, specs, catalogs)
         unlisted += [_unreadable_report(name, TableKind.ROUTED, error) for name, error in unknown.items()]
-        found = [*reports, *{report.table: report for report in unlisted}.values()]
+        shown_reports = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
     running = run_in_parallel(partial(_read_stream, catalogs, now_ms=now_ms), specs)
     if as_json:
-        echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
+        echo_json({"at-ms": now_ms, "tables": shown_reports, "streams": running, "errors": errors})
     else:
-        _print_tables(found, _rules_by_table(running), in_full=table is not None)
-        shown = {report.table: str(report.problem) for report in found if report.problem}
+        _print_tables(shown_reports, _rules_by_table(running), in_full=table is not None)
+        shown = {report.table: str(report.problem) for report in shown_reports if report.problem}
         for state, reading in ((stream.state, reading) for stream in running for reading in stream.beyond):
             known = [*shown.values(), *([str(state.unread)] if state.unread and state.table in shown else [])]
             echo_lines([] if any(problem in reading.sentence for problem in known) else [reading.sentence])
@@ -139,11 +139,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo(error, err=True)
     if errors and (table is None or any(spec.name in broken for spec in maintained.streams)):
         raise SystemExit(SpecError.exit_code)
-    if any(report.missing for report in found) or any(stream.state.missing for stream in running):
+    if any(report.missing for report in shown_reports) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
     for reason in unknown.values():
         raise SystemExit(reason.exit_code if isinstance(reason, FrazilError) else FrazilError.exit_code)
-    if any(report.problem for report in found):
+    if any(report.problem for report in shown_reports):
         raise SystemExit(FrazilError.exit_code)
 
 
@@ -200,21 +200,21 @@ def _measure_table(
     maintained: MaintainedTable, *, now_ms: int, deep: bool, lag_query: LagQuery = LagQuery.NEVER
 ) -> TableReport:
     catalog = open_existing_catalog(maintained.catalog)
-    found = measure(catalog, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
-    if found is None:
+    health = measure(catalog, maintained, now_ms=now_ms, deep=deep, lag_query=lag_query)
+    if health is None:
         return TableReport(maintained.name, maintained.kind)
     ratios = {
-        "average-file-bytes": found.average_file_bytes,
-        "manifest-list-bytes-per-file": found.manifest_list_bytes_per_file,
-        "manifests-per-file": found.manifests_per_file,
-        "delete-files-per-file": found.delete_files_per_file,
-        "deleted-percent": found.deleted_percent,
+        "average-file-bytes": health.average_file_bytes,
+        "manifest-list-bytes-per-file": health.manifest_list_bytes_per_file,
+        "manifests-per-file": health.manifests_per_file,
+        "delete-files-per-file": health.delete_files_per_file,
+        "deleted-percent": health.deleted_percent,
     }
-    readings = [*evaluate_table_rules(found, maintained.settings, now_ms=now_ms)]
+    readings = [*evaluate_table_rules(health, maintained.settings, now_ms=now_ms)]
     views = (view for spec in maintained.streams for view in list_windowed_views(spec))
     if feeds := [view for view in views if view.table.identifier == maintained.identifier and view.window]:
         readings += read_window_rules(maintained.identifier, feeds, now_ms=now_ms)
-    return TableReport(maintained.name, maintained.kind, found, ratios, tuple(r for r in readings if r.is_beyond))
+    return TableReport(maintained.name, maintained.kind, health, ratios, tuple(r for r in readings if r.is_beyond))
 
 
 def _find_routed_tables(
@@ -263,31 +263,31 @@ def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
     return rules
 
 
-def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
+def _print_tables(reports: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
-        for report in found:
+        for report in reports:
             absent = {"table": report.table, "state": _state_text(report)}
             echo_fields(_health_fields(report.health) if report.health else absent)
             if report.health and report.health.partitions is not None:
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        routed = [report for report in found if report.kind is TableKind.ROUTED]
+        routed = [report for report in reports if report.kind is TableKind.ROUTED]
         hidden = {table.table for table in sorted(routed, key=lambda table: _state_text(table) == "ok")[MAX_ROWS:]}
-        listed = (table for table in found if table.table not in hidden)
+        listed = (table for table in reports if table.table not in hidden)
         rows = [_table_row(report, stream_rules.get(report.table, ())) for report in listed]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
         if hidden:
             echo(f"and {format_count(len(hidden), 'more table')} of routes; --json has all")
-    echo_lines(group_messages((table.table, table.problem) for table in found if table.problem))
-    echo_lines(_group_readings(found))
+    echo_lines(group_messages((table.table, table.problem) for table in reports if table.problem))
+    echo_lines(_group_readings(reports))
 
 
-def _group_readings(found: Sequence[TableReport]) -> list[str]:
+def _group_readings(reports: Sequence[TableReport]) -> list[str]:
     """Return a sentence for each reading; for a rule of many tables, the worst one's and the other tables' names."""
     by_rule: dict[str, list[tuple[float, str, str]]] = {}
-    for report in found:
+    for report in reports:
         for reading in report.beyond:
             by_rule.setdefault(reading.rule, []).append((reading.value or 0, report.table, reading.sentence))
     lines = []

@@ -64,12 +64,12 @@ COMMANDS_WITHOUT_DEMO = frozenset({"dev", "init", "run"})
 def enter_running_demo() -> None:
     """Use the demo that runs in this folder (`.frazil/demo.json`), unless FRAZIL_HOME names a folder."""
     try:
-        found = json.loads((home() / "demo.json").read_text())
-        os.kill(found["pid"], 0)
+        demo = json.loads((home() / "demo.json").read_text())
+        os.kill(demo["pid"], 0)
     except (OSError, ValueError):
         return
     if not os.environ.get("FRAZIL_HOME"):
-        os.environ.update(found["environment"])
+        os.environ.update(demo["environment"])
         echo(f"Using the running demo (FRAZIL_HOME={home()}).", err=True)
 
 

@@ -69,16 +69,16 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
       frazil maintain demo.flights --dry-run
       frazil maintain demo.flights --actions compaction
     """
-    found = _find_table(streams_folder, table)
+    maintained = _find_table(streams_folder, table)
     if dry_run:
-        planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
+        planner = MaintenancePlanner(open_existing_catalog(maintained.catalog), maintained, clock.now_ms())
         try:
             plans = {action: planner.plan(action) for action in Action if action in actions}
         except NoSuchTableError:
-            raise absent_table_error(found.identifier, found.streams) from None
-        echo_json(plans) if as_json else _print_plans(plans, found.settings)
+            raise absent_table_error(maintained.identifier, maintained.streams) from None
+        echo_json(plans) if as_json else _print_plans(plans, maintained.settings)
         return
-    _run_actions(found, actions, as_json=as_json)
+    _run_actions(maintained, actions, as_json=as_json)
 
 
 def _find_table(folder: Path, name: str) -> MaintainedTable:
@@ -89,11 +89,11 @@ def _find_table(folder: Path, name: str) -> MaintainedTable:
     return find_maintained(specs, name)
 
 
-def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
+def _run_actions(maintained: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     allow_pandas()
     from frazil.maintenance import run  # takes seconds to import, and only a run needs it
 
-    log_file = home() / "maintain" / f"{found.identifier}.log"
+    log_file = home() / "maintain" / f"{maintained.identifier}.log"
     with ExitStack() as end:
         end.enter_context(log_to_file(log_file))
 
@@ -102,18 +102,18 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
             from frazil.spark.application import start_session
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            name = f"frazil maintain {found.identifier}"
-            settings = local_spark_settings(found.catalog, log_file)
-            session = start_session(name, found.catalog, properties=settings, output=log_file)
+            name = f"frazil maintain {maintained.identifier}"
+            settings = local_spark_settings(maintained.catalog, log_file)
+            session = start_session(name, maintained.catalog, properties=settings, output=log_file)
             end.callback(session.stop)
             return session
 
-        catalog = open_existing_catalog(found.catalog)
+        catalog = open_existing_catalog(maintained.catalog)
         with progress("measuring the table, and running the actions that are due"):
             began_ms = clock.now_ms()
-            outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
+            outcomes = run.maintain(spark, catalog, maintained, actions=tuple(actions), now_ms=began_ms)
             with openlineage_jobs() as jobs:
-                report_maintenance(jobs, found, outcomes, began_ms=began_ms)
+                report_maintenance(jobs, maintained, outcomes, began_ms=began_ms)
     echo_json(outcomes) if as_json else echo("\n".join(map(str, outcomes)))
     exit_code = next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0)
     if exit_code or any(outcome.numbers.get("files-missed") for outcome in outcomes):

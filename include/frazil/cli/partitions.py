@@ -183,46 +183,46 @@ def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
 
 
 def _template_tables(assessments: Sequence[Assessment]) -> list[TemplateTable]:
-    found = []
+    tables = []
     for assessment in assessments:
         cursor = assessment.signals.cursor
         held = tuple(Window(us, cursor.grain).key for us in sorted(cursor.held)) if cursor else ()
         signalled_to = None if cursor is None else format_time(cursor.through_us)
-        found.append(
+        tables.append(
             TemplateTable(
                 assessment.signals.table, signalled_to, assessment.decision.reason, assessment.describe_delay(), held
             )
         )
-    return found
+    return tables
 
 
-def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
+def _show_group(tables: Sequence[TemplateTable], *, as_json: bool) -> None:
     if as_json:
-        echo_json(found)
-    elif found:
-        rows = [(t.table, t.signalled_to or "nothing yet", ", ".join(t.held), t.waits_for, t.delay) for t in found]
+        echo_json(tables)
+    elif tables:
+        rows = [(t.table, t.signalled_to or "nothing yet", ", ".join(t.held), t.waits_for, t.delay) for t in tables]
         echo_table(("table", "signalled to", "held", "next", "delay"), rows)
     else:
         echo("the template has created no table yet")
 
 
-def _print_windows(found: PartitionsDocument) -> None:
-    if found.signals:
+def _print_windows(document: PartitionsDocument) -> None:
+    if document.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
         rows = []
-        for s in found.signals:
+        for s in document.signals:
             counts = [f"{count:,}" for count in (s.rows, s.late_rows, s.dead_letters)]
             rows.append((s.partition, str(s.revision), s.state, *counts, str(s.snapshot_id), s.note or ""))
         echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
-    begin, end = found.signalled_from, found.signalled_to
+    begin, end = document.signalled_from, document.signalled_to
     signalled = "nothing yet" if begin is None or begin == end else f"from {begin} to {end}"
     echo_fields(
         {
-            "table": found.table,
-            "window": found.window,
+            "table": document.table,
+            "window": document.window,
             "signalled": signalled,
-            "next": found.waits_for,
-            **({"delay": found.delay} if found.delay else {}),
-            **({"held": ", ".join(found.held)} if found.held else {}),
+            "next": document.waits_for,
+            **({"delay": document.delay} if document.delay else {}),
+            **({"held": ", ".join(document.held)} if document.held else {}),
         }
     )

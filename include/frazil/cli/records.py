@@ -43,27 +43,27 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     from frazil.stream.preview import preview as previewed  # loads Arrow and librdkafka
 
     spec = find_stream(streams_folder, stream)
-    found, misfit = previewed(spec, limit=limit), _find_misfit(spec)
+    records, misfit = previewed(spec, limit=limit), _find_misfit(spec)
     if as_json:
-        listed = [_to_json_value(dataclasses.asdict(record)) for record in found]
+        listed = [_to_json_value(dataclasses.asdict(record)) for record in records]
         echo_json({"stream": stream, "records": listed, "table-problem": misfit})
         return
-    if not found:
+    if not records:
         echo(f"The topics of stream {stream} have no records.")
         return
-    for record in found:
+    for record in records:
         rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in record.rows)
         shown = (f"{table}: {row}" if table else row for table, row in zip_longest(record.tables, rows))
         content = _shorten(record.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
         echo(f"{record.topic}-{record.partition}@{record.offset}  {record.outcome:<11}  {content}".rstrip())
-    outcomes = Counter(record.outcome for record in found)
+    outcomes = Counter(record.outcome for record in records)
     merges = "change" in outcomes or "delete" in outcomes
     count = outcomes["change" if merges else "row"]
     landing = format_count(count, "change") if merges else f"{count:,} {'lands' if count == 1 else 'land'}"
     words = [landing, f"{outcomes['dropped']:,} dropped", format_count(outcomes["dead letter"], "dead letter")]
     words += [format_count(outcomes["delete"], "delete")] * bool(outcomes["delete"])
     words += [f"{outcomes['no change']:,} without a change"] * bool(outcomes["no change"])
-    echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
+    echo(f"{format_count(len(records), 'record')}: {', '.join(words)}. Nothing was written.")
     if merges:
         echo("A merge skips changes and deletes that are older than the table's rows, which a preview does not read.")
     if spec.sinks.mode.drops_repeats:

@@ -71,12 +71,12 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         )
         raise SpecError(f"stream {stream!r} {effect}")
     with translate_catalog_errors(opened.tables.main.catalog_name):
-        found = _RouteDifferences.find(opened, marker)
-        done = [table for table in given_up if _give_up(opened, marker, found, table, output, yes=yes)]
+        result = _RouteDifferences.find(opened, marker)
+        done = [table for table in given_up if _give_up(opened, marker, result, table, output, yes=yes)]
         if not given_up:
-            _print_differences(found, stream, output)
-    output.end(stream=stream, **{field.name: getattr(found, field.name) for field in fields(found)}, given_up=done)
-    if not given_up and found.has_any:
+            _print_differences(result, stream, output)
+    output.end(stream=stream, **{field.name: getattr(result, field.name) for field in fields(result)}, given_up=done)
+    if not given_up and result.has_any:
         raise SystemExit(1)
 
 
@@ -120,44 +120,44 @@ class _RouteDifferences:
         return [*self.behind, *self.coming]
 
 
-def _print_differences(found: _RouteDifferences, stream: str, output: CommandOutput) -> None:
-    if found.behind:
-        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
+def _print_differences(differences: _RouteDifferences, stream: str, output: CommandOutput) -> None:
+    if differences.behind:
+        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in differences.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
-    for behind in found.behind:
+    for behind in differences.behind:
         output.say(f"{behind.target}: {behind.explanation}")
-    for dropped in found.dropped:
+    for dropped in differences.dropped:
         output.say(str(dropped))
-    if found.dropped or any(behind.absence is TableAbsence.MISSING for behind in found.behind):
+    if differences.dropped or any(behind.absence is TableAbsence.MISSING for behind in differences.behind):
         output.say("frazil deletes no files in the folder of a dropped table, not even those of failed batches.")
-    for table in found.ahead:
+    for table in differences.ahead:
         output.say(
             f"{table} has batches that the default table does not have: the default table was replaced, or the stream "
             f"was forgotten. `frazil route {stream} --give-up {table}` lets it continue"
         )
-    for coming in found.coming:
+    for coming in differences.coming:
         last = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
         output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
-    if not (found.coming or found.has_any):
+    if not (differences.coming or differences.has_any):
         output.say(f"No table of the route is behind. This compares positions; `frazil audit {stream}` compares rows.")
 
 
 def _give_up(  # noqa: PLR0913
     opened: OpenStream,
     default_marker: Marker,
-    found: _RouteDifferences,
+    differences: _RouteDifferences,
     table: str,
     output: CommandOutput,
     *,
     yes: bool,
 ) -> bool:
-    _check_routed(opened, default_marker, found, table)
+    _check_routed(opened, default_marker, differences, table)
     is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
         dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
-    rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
-    if not rows and _needs_no_action(opened, default_marker, found, table, exists=exists):
-        waiting = found.lagging_backfill(table)
+    rows = differences.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
+    if not rows and _needs_no_action(opened, default_marker, differences, table, exists=exists):
+        waiting = differences.lagging_backfill(table)
         more = f" {waiting}." if waiting else ""
         output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
@@ -168,7 +168,7 @@ def _give_up(  # noqa: PLR0913
         else f"No row waits for {table}. If it was dropped, audits will report its rows as missing."
     )
     ask(f"Let {table} continue as it is?", yes=yes)
-    if not is_routed and _discard_rows(opened, default_marker, found, table, exists=exists):
+    if not is_routed and _discard_rows(opened, default_marker, differences, table, exists=exists):
         output.say(f"The route no longer includes {table}: the stream continues without these rows.")
         return True
     try:
@@ -197,9 +197,9 @@ def _give_up(  # noqa: PLR0913
 
 
 def _needs_no_action(
-    opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
+    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    if table in found.stopped:
+    if table in differences.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
         return _were_rows_discarded(opened, table)
@@ -214,10 +214,10 @@ def _needs_no_action(
 
 
 def _discard_rows(
-    opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
+    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
     """Discard the rows that wait for a table. Return whether this is all that --give-up has to do for the table."""
-    waiting, of_batches = found.lagging_backfill(table), found.rows_for(table, backfilled=False)
+    waiting, of_batches = differences.lagging_backfill(table), differences.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         record_given_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
@@ -225,14 +225,14 @@ def _discard_rows(
     return not exists or (waiting is not None and not of_batches)
 
 
-def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str) -> None:
+def _check_routed(opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str) -> None:
     spec, marker = opened.spec, property_name(default_marker.stream)
-    if table in found.tables() or _were_rows_discarded(opened, table):
+    if table in differences.tables() or _were_rows_discarded(opened, table):
         return
     is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
     properties = opened.tables.handle(table).current().properties if _table_exists(opened, table) else {}
     if is_own or not (marker in properties or spec.sinks.owns(table, properties)):
-        others = ", ".join(sorted(found.tables()))
+        others = ", ".join(sorted(differences.tables()))
         hint = f"tables that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
         raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")
 

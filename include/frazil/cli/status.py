@@ -126,12 +126,12 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
-    found = run_in_parallel(partial(read_stream_state, now_ms=now_ms, catalogs=Unresponsive()), specs)
+    states = run_in_parallel(partial(read_stream_state, now_ms=now_ms, catalogs=Unresponsive()), specs)
     if application is None:
-        left = _count_dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
-        return StatusReport(now_ms, found, errors, in_full=stream is not None, left=left)
+        left = _count_dead_letters_left(specs[0], states[0], now_ms=now_ms) if stream is not None else None
+        return StatusReport(now_ms, states, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {LocalLauncher(application.name).observe().process}"
-    return StatusReport(now_ms, found, errors, in_full=False, application=state)
+    return StatusReport(now_ms, states, errors, in_full=False, application=state)
 
 
 def _problem_messages(streams: list[StreamState]) -> list[str]:
@@ -155,8 +155,8 @@ def _count_dead_letters_left(spec: StreamSpec, state: StreamState, *, now_ms: in
     except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
         return None
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
-    found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
-    left, counted_by_class = sum(reason.remaining for reason in found), sum(reason.count for reason in found)
+    reasons = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
+    left, counted_by_class = sum(reason.remaining for reason in reasons), sum(reason.count for reason in reasons)
     return left if left < counted_by_class == commits.rejected_last_day else None
 
 

@@ -52,6 +52,6 @@ def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 def find_application(folder: Path, name: str) -> Application | None:
     """Return the application with this name, from the last valid declarations; None if no stream names it."""
-    found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
-    specs = [stream.spec for stream in found if stream.spec is not None and not stream.removed]
+    streams = find_declared(folder, STREAMS, now_ms=clock.now_ms())
+    specs = [stream.spec for stream in streams if stream.spec is not None and not stream.removed]
     return group_applications(specs).get(name)

@@ -94,16 +94,16 @@ class Column(Model):
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
         """Return the settings for reading the column, except type and unit. `cast` is the stream's setting."""
-        found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
+        settings: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if "lenient" in {cast, self.cast} and "<" not in self.type:
-            found["cast"] = self.cast or cast
+            settings["cast"] = self.cast or cast
         if self.rounding:
-            found["rounding"] = self.rounding
+            settings["rounding"] = self.rounding
         if self.null_if:
-            found["null-if"] = [*self.null_if]
+            settings["null-if"] = [*self.null_if]
         if self.default is not None:
-            found["default"] = self.default
-        return found
+            settings["default"] = self.default
+        return settings
 
     @field_validator("as_")
     @classmethod

@@ -40,16 +40,16 @@ def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
     """
     spec = streams[path]
     errors = (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
-    found = [error for error in errors if error.startswith(f"{path}: ")]
+    problems = [error for error in errors if error.startswith(f"{path}: ")]
     for other, its in streams.items():
         if other != path and (its.table.catalog, its.table.identifier) == (spec.table.catalog, spec.table.identifier):
-            found += (
+            problems += (
                 f"{path}: schema.{name}: {mine}, but the stream in {other}, which also writes to "
                 f"{spec.table.identifier}, has: {theirs}; {_required_field_remedy(mine, theirs)}"
                 for name, mine, theirs in _find_field_conflicts(_table_struct(spec), _table_struct(its), ())
                 if theirs == NO_COLUMN or theirs.endswith(" not null")
             )
-    return found
+    return problems
 
 
 def _required_field_remedy(mine: str, theirs: str) -> str:

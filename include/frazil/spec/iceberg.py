@@ -203,12 +203,12 @@ def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
 def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return a range filter. Omits a bound equal to the type's limit: PyIceberg would compute the value beyond it."""
     first, last = find_limits(field.field_type) or (None, None)
-    found: BooleanExpression = AlwaysTrue()
+    row_filter: BooleanExpression = AlwaysTrue()
     if first is None or _to_unscaled(lowest) > first:
-        found = GreaterThanOrEqual(term=field.name, value=lowest)
+        row_filter = GreaterThanOrEqual(term=field.name, value=lowest)
     if last is None or _to_unscaled(greatest) < last:
-        found = And(found, LessThanOrEqual(term=field.name, value=greatest))
-    return found
+        row_filter = And(row_filter, LessThanOrEqual(term=field.name, value=greatest))
+    return row_filter
 
 
 def _to_unscaled(value: Any) -> Any:
@@ -228,9 +228,9 @@ def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
     """Parse the table property. Raises SchemaIncompatible if a manual edit made it invalid."""
     text = properties.get(FORMER_COLUMNS_PROPERTY, "{}")
     try:
-        found = json.loads(text)
-        if all(field is None or type(field) is int for field in found.values()):
-            return dict(found)
+        columns = json.loads(text)
+        if all(field is None or type(field) is int for field in columns.values()):
+            return dict(columns)
     except (ValueError, AttributeError):
         pass
     raise SchemaIncompatible(
@@ -249,12 +249,12 @@ def find_names_in_rows(
     """Map each column of a routed table (`routed`) to its other names in rows for the default table (`main`)."""
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in routed.fields}
-    found = {}
+    result = {}
     for field in routed.fields:
         names = {field.name, *(name for name, field_id in routed_former.items() if field_id == field.field_id)}
         of_main = {ids.get(name) for name in names} - {None}
-        found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
-    return {name: names for name, names in found.items() if names}
+        result[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
+    return {name: names for name, names in result.items() if names}
 
 
 def variant_columns(schema: Schema) -> tuple[str, ...]:

@@ -72,19 +72,19 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
     """Return all files by path, also broken and missing ones. Records valid declarations, and forgets removed files."""
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
-    found = [_read_file(path, kind, memory) for path in paths]
-    known = {stream.spec.name for stream in found if stream.spec}
+    files = [_read_file(path, kind, memory) for path in paths]
+    known = {stream.spec.name for stream in files if stream.spec}
     for path in sorted(set(memory.paths()).difference(paths)):
         spec = memory.recall(path, kind)
         if spec is None or spec.name in known:  # from another version, or renamed
             memory.forget(path)
         elif problem:
-            found.append(DeclaredFile(path, spec, problem))
+            files.append(DeclaredFile(path, spec, problem))
         else:
-            found += _find_missing(
+            files += _find_missing(
                 path, spec, memory, now_ms=now_ms, moment_ms=MAX_FILE_ABSENCE_MS if paths else MAX_FOLDER_ABSENCE_MS
             )
-    return sorted(found, key=lambda stream: stream.path)
+    return sorted(files, key=lambda stream: stream.path)
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
@@ -137,11 +137,11 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return the streams, broken ones as last valid, and all problems. Raises SpecError if there are neither."""
-    found = [stream for stream in find_declared(folder, STREAMS, now_ms=now_ms) if not stream.removed]
-    if not found:
+    files = [stream for stream in find_declared(folder, STREAMS, now_ms=now_ms) if not stream.removed]
+    if not files:
         return load_valid_streams(folder)
-    specs = sorted((stream.spec for stream in found if stream.spec), key=lambda spec: spec.name)
-    return specs, [stream.problem for stream in found if stream.problem]
+    specs = sorted((stream.spec for stream in files if stream.spec), key=lambda spec: spec.name)
+    return specs, [stream.problem for stream in files if stream.problem]
 
 
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:

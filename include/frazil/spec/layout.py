@@ -181,7 +181,7 @@ def _find_field_problems(key: str, term: Term, before: list[Term], columns: Colu
 def _find_type(path: str, columns: ColumnTypes) -> Type | None:
     """Return the type at a path; None if no column has this path. As in Iceberg, a path may only go through structs."""
     first, *rest = path.split(".")
-    found = columns.get(first)
+    column_type = columns.get(first)
     for name in rest:
-        found = find_type({first: found}, (first, name)) if isinstance(found, Struct) else None
-    return found
+        column_type = find_type({first: column_type}, (first, name)) if isinstance(column_type, Struct) else None
+    return column_type

@@ -112,8 +112,8 @@ def check_other_streams(folder: Path, spec: StreamSpec) -> None:
     writes_others = spec.sinks.has_routed_tables or spec.dead_letters.table is not None
     loaded, _ = _load_all(folder, naming="" if writes_others else spec.table.identifier)
     mine = next((path for path, loaded_spec in loaded.items() if loaded_spec.name == spec.name), None)
-    if mine is not None and (found := find_harmful_writes(mine, loaded)):
-        raise SpecError("\n".join(found))
+    if mine is not None and (problems := find_harmful_writes(mine, loaded)):
+        raise SpecError("\n".join(problems))
 
 
 def find_file(folder: Path, name: str) -> Path:
@@ -161,12 +161,12 @@ def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     loaded, problems = _load_all(folder)
     if unsure := [problem for path, problem in problems.items() if _mentions(path, table)]:
         raise SpecError(unsure[0])
-    found = find_feeding_streams(loaded.values(), table)
-    if not found:
+    feeding = find_feeding_streams(loaded.values(), table)
+    if not feeding:
         known = sorted({each.table.identifier for spec in loaded.values() for each in list_windowed_views(spec)})
         message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *problems.values()]))
-    return tuple(found)
+    return tuple(feeding)
 
 
 def list_stream_files(folder: Path) -> list[Path]:

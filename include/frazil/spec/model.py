@@ -362,12 +362,12 @@ def _rejoin_terms(terms: list[str]) -> list[str]:
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    parsed, found = [], []
+    parsed, problems = [], []
     for index, text in enumerate(terms):
         try:
             parsed.append(str(parse(text)))
         except ValueError as error:
-            found.append(Problem(f"{key}.{index}", text, str(error)))
-    if found:
-        raise InconsistentError(tuple(found))
+            problems.append(Problem(f"{key}.{index}", text, str(error)))
+    if problems:
+        raise InconsistentError(tuple(problems))
     return tuple(parsed)

@@ -68,13 +68,13 @@ _BOUNDS = {
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
     """Return one line per problem, without secrets. `file_of` returns the file that sets a key."""
-    found = _collect_problems(error, declared)
-    known = {problem.key for problem in found}
+    problems = _collect_problems(error, declared)
+    known = {problem.key for problem in problems}
     if partial := complete(error, declared, path.parent):
-        found += [problem for problem in partial.problems if problem.key not in known]
-    lines = [f"{file_of(problem.key)}: {_format_line(problem)}" for problem in found[:MAX_PROBLEMS]]
-    if len(found) > MAX_PROBLEMS:
-        lines.append(f"{path}: {len(found) - MAX_PROBLEMS:,} more problems; fix these first")
+        problems += [problem for problem in partial.problems if problem.key not in known]
+    lines = [f"{file_of(problem.key)}: {_format_line(problem)}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"{path}: {len(problems) - MAX_PROBLEMS:,} more problems; fix these first")
     return "\n".join(lines)
 
 
@@ -85,7 +85,7 @@ def _format_line(problem: Problem) -> str:
 
 def _remove_credentials(text: str) -> str:
     """Replace the scheme and `user:password@` in front of each host with `…@`."""
-    return _CREDENTIALS.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
+    return _CREDENTIALS.sub(lambda match: "…@" if ":" in match[0] else match[0], text)
 
 
 def _format_value(value: object) -> str:
@@ -94,13 +94,13 @@ def _format_value(value: object) -> str:
 
 def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Translate pydantic's errors into problems. Omits a missing key if an unknown key probably is its misspelling."""
-    found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
+    errors = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
         (*details["loc"][:-1], _find_closest_key(details["loc"]))
-        for details in found
+        for details in errors
         if details["type"] == "extra_forbidden"
     }
-    kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
+    kept = [details for details in errors if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
     for union, of_union in groupby(kept, lambda details: _find_union(details["loc"])):
         branches = list(of_union)
@@ -129,8 +129,8 @@ class PartialStream:
 
     def is_valid(self, *keys: str) -> bool:
         """Return whether no problem is about the parts with these dotted keys."""
-        found = {*self.invalid, *(problem.key for problem in self.problems)}
-        return not any(overlaps(key, problem) for key in keys for problem in found)
+        invalid = {*self.invalid, *(problem.key for problem in self.problems)}
+        return not any(overlaps(key, problem) for key in keys for problem in invalid)
 
 
 def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) -> PartialStream | None:
@@ -140,9 +140,9 @@ def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) 
     """
     locations = _find_locations(error)
     while True:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         invalid = frozenset(_format_key(location, declared) for location in locations)
-        context = {"folder": folder, "invalid": invalid, "problems": found}
+        context = {"folder": folder, "invalid": invalid, "problems": problems}
         try:
             valid = _with_placeholders(declared, locations)
             spec = StreamSpec.model_validate(valid, by_alias=True, by_name=False, context=context)
@@ -154,7 +154,7 @@ def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) 
                 return None
             locations += more
         else:
-            return PartialStream(spec, invalid, tuple(found))
+            return PartialStream(spec, invalid, tuple(problems))
 
 
 def _find_locations(error: ValidationError) -> list[tuple[int | str, ...]]:
@@ -330,8 +330,8 @@ def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
 
 def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """Return the path of the first union in a location; empty if none, or if it is the format."""
-    found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
-    return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
+    depth = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
+    return () if tuple(location[:depth]) == _FORMAT else tuple(location[:depth])
 
 
 def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:

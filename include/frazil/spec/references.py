@@ -118,11 +118,11 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
                 "that Airflow does not start"
             )
         fields = _parse_connection(environment[variable], variable)
-        found = fields.get(field)
-        if found is None:
+        field_value = fields.get(field)
+        if field_value is None:
             known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
             raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
-        return found if isinstance(found, str) else json.dumps(found)
+        return field_value if isinstance(field_value, str) else json.dumps(field_value)
     raise SpecError(find_reference_problem(f"${{{reference}}}") or "")
 
 

@@ -39,15 +39,15 @@ def overlaps(key: str, other: str) -> bool:
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     """Return settings that are errors for a new table, or that some engines cannot read."""
-    found = []
+    findings = []
     for column in spec.columns:
         setting = f"schema.{column.name}"
         for name, reason in UNREADABLE_TYPES.items():
-            found += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), setting)]
+            findings += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), setting)]
         if name_key(column.name) in METADATA_COLUMNS:
-            found.append((setting, column.type, METADATA_COLUMN_PROBLEM))
+            findings.append((setting, column.type, METADATA_COLUMN_PROBLEM))
     still = "Existing tables with the column can still be written to, but no new table is created with it"
-    warnings = [Problem(setting, value, f"{reason}. {still}") for setting, value, reason in found]
+    warnings = [Problem(setting, value, f"{reason}. {still}") for setting, value, reason in findings]
     if (version := spec.table.properties.get("format-version")) == "3":
         warnings.append(Problem("table.properties.format-version", version, property_rules.FORMAT_3_READERS))
     return tuple(warnings)
@@ -140,13 +140,13 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
                 (f"schema.{column.name}.as", "json") if column.as_ else (f"schema.{column.name}", "variant")
             )
             path = name.split(".")
-            found, outer = find_type(columns, path), find_type(columns, path[:-1] or path)
-            if found is None:
+            column_type, outer = find_type(columns, path), find_type(columns, path[:-1] or path)
+            if column_type is None:
                 yield Problem(setting, name, f"does not exist in the column, which is {column.type}")
             elif column.as_ and column.type == "variant":
                 yield Problem(setting, value, "is not needed for a variant, which is always any value; leave it out")
-            elif str(found) not in {"string", "variant"}:
-                yield Problem(setting, value, f"needs a string, but {name} is of type {found}; make it a string")
+            elif str(column_type) not in {"string", "variant"}:
+                yield Problem(setting, value, f"needs a string, but {name} is of type {column_type}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(setting, value, f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in key_header_columns and not column.is_from_key:

@@ -70,15 +70,15 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         return
     for name, rule in sensitive.fields.items():
         path, setting = name.split("."), f"sensitive.fields.{name}"
-        found = types.find_type(columns, path, ignore_case=rule.as_ == "drop")
-        if rule.as_ == "drop" and found is not None:
+        column_type = types.find_type(columns, path, ignore_case=rule.as_ == "drop")
+        if rule.as_ == "drop" and column_type is not None:
             yield Problem(setting, "drop", "cannot be used for a column of the schema; remove the column")
         elif rule.as_ == "drop" and isinstance(types.find_type(columns, path[:1], ignore_case=True), types.Primitive):
             yield Problem(setting, "drop", "cannot be used within a column that is not a struct; remove the column")
-        elif rule.as_ != "drop" and found is None:
+        elif rule.as_ != "drop" and column_type is None:
             yield Problem(setting, rule.as_, f"is not a column of the schema{suggest_names(name, columns)}")
-        elif rule.as_ != "drop" and str(found) != "string":
-            text = f"needs a string, but the column is {found}; declare it as string, or drop the field"
+        elif rule.as_ != "drop" and str(column_type) != "string":
+            text = f"needs a string, but the column is {column_type}; declare it as string, or drop the field"
             yield Problem(setting, rule.as_, text)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")

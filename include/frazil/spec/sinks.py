@@ -78,9 +78,9 @@ class Sinks:
 
     def matches_template(self, identifier: str) -> bool:
         """Return whether a table's name matches the template. Its properties show whether the template created it."""
-        before, found, after = (self.template or "").partition(VALUE_PLACEHOLDER)
+        before, placeholder, after = (self.template or "").partition(VALUE_PLACEHOLDER)
         longer = len(identifier) > len(before) + len(after)
-        return bool(found) and longer and identifier.startswith(before) and identifier.endswith(after)
+        return bool(placeholder) and longer and identifier.startswith(before) and identifier.endswith(after)
 
     def may_include(self, identifier: str) -> bool:
         """Return whether the table may be one of the stream's. Only the table's name is compared."""

@@ -138,11 +138,11 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
 def find_type(columns: Mapping[str, Type], path: Sequence[str], *, ignore_case: bool = False) -> Type | None:
     """Return the type of a field. `path` is its full name in Iceberg, split at dots."""
     fold = str.lower if ignore_case else str
-    found: Type | None = Struct(tuple(Field(name, kind) for name, kind in columns.items()))
+    nested_type: Type | None = Struct(tuple(Field(name, kind) for name, kind in columns.items()))
     for part in path:
-        fields = found.fields if found else ()
-        found = next((field.type for field in fields if fold(field.name) == fold(part)), None)
-    return found
+        fields = nested_type.fields if nested_type else ()
+        nested_type = next((field.type for field in fields if fold(field.name) == fold(part)), None)
+    return nested_type
 
 
 _TOKEN = re.compile(
@@ -218,8 +218,8 @@ class _Parser:
         """Raise ValueError for an SQL type of several words: a later error would mention only the second word."""
         rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
-            if found := pattern.match(rest):
-                written = re.sub(r" \( \d+ \)", "", found[0])
+            if match := pattern.match(rest):
+                written = re.sub(r" \( \d+ \)", "", match[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
     def _parse_struct(self) -> Type:

@@ -190,15 +190,15 @@ def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
     import inspect
     from textwrap import dedent
 
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, Model):
             (parsed,) = ast.parse(dedent(inspect.getsource(base))).body
             for field, text in pairwise(parsed.body):  # type: ignore[attr-defined]  # a class
                 match field, text:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
-                        found[name] = " ".join(description.split())
-    return found
+                        descriptions[name] = " ".join(description.split())
+    return descriptions
 
 
 FieldPath = tuple[str | int, ...]
@@ -250,9 +250,9 @@ Rules = tuple[tuple[Callable[[Any], Iterator[Problem]], tuple[str, ...]], ...]
 class InconsistentError(ValueError):
     """Raised with the problems found in a model. `frazil.spec.load` converts it to a SpecError."""
 
-    def __init__(self, found: tuple[Problem, ...]) -> None:
-        super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
-        self.problems = found
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(f"{p.key} {p.message}" for p in problems))
+        self.problems = problems
 
 
 def suggest_names(name: str, known: Mapping[str, object]) -> str:
