@@ -57,12 +57,12 @@ def require_module(module: str, *, extra: str | None = None) -> None:
 
 def _require_supported(extra: str, package: str, product: str, minors: tuple[str, ...]) -> None:
     try:
-        found = version(package)
+        installed = version(package)
     except PackageNotFoundError:  # a cluster's own Spark
         return
-    if ".".join(found.split(".")[:2]) not in minors:
+    if ".".join(installed.split(".")[:2]) not in minors:
         raise UnsupportedVersion(
-            f"{product} {found} is installed, but frazil supports {product} {' and '.join(minors)}. Install one of "
+            f"{product} {installed} is installed, but frazil supports {product} {' and '.join(minors)}. Install one of "
             f"these: pip install 'frazil[{extra}]'.",
             name=package,
         )

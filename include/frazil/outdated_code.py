@@ -49,11 +49,11 @@ def hash_files(folder: Path) -> str:
 
 
 def _list_files(folder: Path) -> FileVersions:
-    found = set()
+    files = set()
     for file in folder.rglob("*.py"):
         try:
             status = file.stat()
         except OSError:  # it is being replaced
             continue
-        found.add((str(file), status.st_size, status.st_mtime_ns))
-    return frozenset(found)
+        files.add((str(file), status.st_size, status.st_mtime_ns))
+    return frozenset(files)

@@ -16,7 +16,7 @@ _UNSAFE = re.compile(
 
 def escape_unsafe(text: str, *, lines: bool = True) -> str:
     r"""Escape characters that are invisible, such as `\x1b`, or not UTF-8. With `lines`, keep tabs and line feeds."""
-    return _UNSAFE.sub(lambda found: _escape(found[0], lines=lines), text)
+    return _UNSAFE.sub(lambda match: _escape(match[0], lines=lines), text)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -28,8 +28,8 @@ def reason_problem(text: str) -> str | None:
     """Return why a text cannot be stored as a user's reason for an action; None if it can."""
     if len(text) > MAX_REASON_CHARACTERS:
         return f"has {len(text):,} characters; write at most {MAX_REASON_CHARACTERS:,}"
-    if found := _UNSAFE.search(text):
-        return f"has the character {_escape(found[0], lines=False)}, which cannot be shown; remove it"
+    if match := _UNSAFE.search(text):
+        return f"has the character {_escape(match[0], lines=False)}, which cannot be shown; remove it"
     return None
 
 

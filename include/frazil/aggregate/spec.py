@@ -71,12 +71,12 @@ def find_aggregation(folder: Path, name: str) -> AggregationSpec:
         close = get_close_matches(name, files, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")
-    found = files[name]
-    if found.spec is None:
-        raise SpecError(found.problem)
-    if found.problem:
-        log.warning("using the last valid declaration of the aggregation %s: %s", name, found.problem)
-    return found.spec
+    aggregation = files[name]
+    if aggregation.spec is None:
+        raise SpecError(aggregation.problem)
+    if aggregation.problem:
+        log.warning("using the last valid declaration of the aggregation %s: %s", name, aggregation.problem)
+    return aggregation.spec
 
 
 def load_aggregation(path: Path) -> AggregationSpec:

@@ -106,11 +106,11 @@ class WriterApplication:
     def catch_up(self) -> dict[str, int]:
         """Run each stream's writer until all records now in Kafka are committed. Returns the exit codes by stream."""
         self._streams.refresh()
-        for name, found in self._streams.declared.items():
-            if found.spec is not None and not found.problem:
+        for name, file in self._streams.declared.items():
+            if file.spec is not None and not file.problem:
                 host = self._host(name, until_caught_up=True)
                 try:
-                    host.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
+                    host.launcher.launch(LaunchRequest((), {}, file.spec.fingerprint(), 0, (name,)))
                 except FrazilError as error:  # for example, another process runs the stream
                     log.error("cannot start the writer of stream %s: %s", name, error)  # noqa: TRY400
                     host.launcher.code = error.exit_code
@@ -124,11 +124,11 @@ class WriterApplication:
 
     def check_streams(self) -> None:
         self._streams.refresh()
-        for name, found in self._streams.declared.items():
+        for name, file in self._streams.declared.items():
             if name not in self.hosted:
                 self._host(name)
-            if found.spec is not None:
-                self.hosted[name].catalog = found.spec.table.catalog
+            if file.spec is not None:
+                self.hosted[name].catalog = file.spec.table.catalog
         now_s, every_s = time.monotonic(), max(CHECK_INTERVAL_S, len(self.hosted) / MAX_CHECKS_PER_SECOND)
         for name, host in list(self.hosted.items()):
             if host.pending_check is not None and host.pending_check.done():
@@ -143,11 +143,11 @@ class WriterApplication:
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
         def make() -> Writer:
-            found = self._streams.declared.get(name)
-            if found is None or found.spec is None:
+            file = self._streams.declared.get(name)
+            if file is None or file.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
             sinks = (record_commit, *self.sinks)
-            return Writer(found.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+            return Writer(file.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
         def record_commit(event: Event) -> None:
             if isinstance(event.payload, BatchCommitted):
@@ -289,11 +289,11 @@ class HostedDeclaration(Declaration):
         self._streams = streams
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
-        found = self._streams.declared.get(self._stream)
-        if found is None:
+        file = self._streams.declared.get(self._stream)
+        if file is None:
             self._missing_since_ms = self._missing_since_ms or self._streams.clock()
             return RemovedDeclaration(self._missing_since_ms)
-        self._missing_since_ms, self.spec = None, found.spec
-        if found.problem or found.spec is None:
-            return UnreadableState(found.problem or f"{found.path} has never been valid")
-        return ValidDeclaration(found.spec.fingerprint())
+        self._missing_since_ms, self.spec = None, file.spec
+        if file.problem or file.spec is None:
+            return UnreadableState(file.problem or f"{file.path} has never been valid")
+        return ValidDeclaration(file.spec.fingerprint())

@@ -99,12 +99,12 @@ class BackfillCommitter:
         """
         ended = finish_ended_backfill(tables)
 
-        def begin_epoch(_: Table, found: BackfillMarker | None) -> BackfillMarker:
+        def begin_epoch(_: Table, last: BackfillMarker | None) -> BackfillMarker:
             if continuing_id:
-                check_not_abandoned(found, continuing_id)
-            if found is not None and not found.is_open and found.id != ended:
-                raise Fenced(ended_during_start_message(found))
-            return next_epoch(found, request)
+                check_not_abandoned(last, continuing_id)
+            if last is not None and not last.is_open and last.id != ended:
+                raise Fenced(ended_during_start_message(last))
+            return next_epoch(last, request)
 
         backfill = _commit_marker(tables, tables.main, begin_epoch)
         committer = cls(tables, _staging_tables(tables, backfill.id), backfill)
@@ -127,7 +127,7 @@ class BackfillCommitter:
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
+        staged = self._change(self.tables.main, lambda marker: dataclasses.replace(marker, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
@@ -192,8 +192,8 @@ class BackfillCommitter:
     ) -> TableCommit[BackfillMarker]:
         """Return a commit that adds `files` to the branch and changes the marker, if this epoch owns it."""
 
-        def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-            owned = check_owned(found, self.backfill)
+        def decide(table: Table, current: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+            owned = check_owned(current, self.backfill)
             check_files_fit(table, files, owned)
             return change(owned)
 
@@ -201,13 +201,13 @@ class BackfillCommitter:
         rows = tuple(file for file in files if file.content not in MERGING_MODES)
         return _prepare_commit(self.tables, handle, decide, files=rows)
 
-    def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+    def _fence_dead_letters(self, _: Table, current: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
         """Return the marker that takes over the dead-letter branch. Raises Fenced if a later epoch owns the branch."""
-        if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
-            return Done(check_owned(found, self.backfill))
-        if found is None or found.id != self.backfill.id:
+        if current and current.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
+            return Done(check_owned(current, self.backfill))
+        if current is None or current.id != self.backfill.id:
             return dataclasses.replace(self.backfill, batches={self.backfill.epoch: 0})
-        return found.with_epoch(self.backfill.epoch)
+        return current.with_epoch(self.backfill.epoch)
 
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs. Discard a journal if its offsets have been staged again."""
@@ -262,10 +262,10 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
-        found = read_backfill(table.metadata.properties, tables.stream)
-        if found and (found.id, found.state) == (backfill.id, BackfillState.PUBLISHED):
-            return Done(found)
-        published = dataclasses.replace(check_owned(found, backfill), state=BackfillState.PUBLISHED)
+        current = read_backfill(table.metadata.properties, tables.stream)
+        if current and (current.id, current.state) == (backfill.id, BackfillState.PUBLISHED):
+            return Done(current)
+        published = dataclasses.replace(check_owned(current, backfill), state=BackfillState.PUBLISHED)
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
@@ -334,15 +334,15 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
-    found = tables.last_backfill("dead-letters")
-    if found is not None and found.id == backfill.id and found.is_open:
+    last = tables.last_backfill("dead-letters")
+    if last is not None and last.id == backfill.id and last.is_open:
         commit_to_routed_tables(tables, backfill, own_chunks)
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
             record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
             written = RowChangeWriter(change_after_replay(backfill.stream, record.replayed, ids, again))
-        _publish(tables, tables.dead_letters, found, written=written, summary=backfill_summary(backfill))
+        _publish(tables, tables.dead_letters, last, written=written, summary=backfill_summary(backfill))
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
     copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []
     tables.store.delete([*waited, *(f.path for f in copies)])
@@ -354,7 +354,7 @@ def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str
     """Return what a backfill's merges did to the rows of all its tables, by outcome. Omits expired snapshots."""
     staged = {file.target for chunk in committed_chunks(tables.journals, backfill) for file in chunk.files}
     changed = staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id)
-    found = Counter[str]()
+    counts = Counter[str]()
 
     def load_snapshots(target: Target) -> Sequence[Snapshot]:
         try:
@@ -364,15 +364,15 @@ def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str
 
     for snapshot in chain.from_iterable(run_in_parallel(load_snapshots, sorted(changed))):
         if summary_value(snapshot, "frazil.backfill") == backfill.id:
-            found.update(merge_counts(snapshot.summary))
-    return found
+            counts.update(merge_counts(snapshot.summary))
+    return counts
 
 
 def _sum_reasons(own_chunks: Iterable[Journal]) -> Reasons:
-    found: dict[str, Reason] = {}
+    reasons: dict[str, Reason] = {}
     for name, reason in (item for journal in own_chunks for item in journal.reasons.items()):
-        found[name] = found.get(name, Reason(0)) + reason
-    return found
+        reasons[name] = reasons.get(name, Reason(0)) + reason
+    return reasons
 
 
 def _sweep(tables: StreamTables, backfill: BackfillMarker) -> None:
@@ -421,13 +421,13 @@ def _drop(
     end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker | None] | Change[BackfillMarker | None]:
-        found = read_backfill(table.metadata.properties, tables.stream)
-        if found is None or found.id != backfill.id:
-            return Done(found)
-        is_dropped = found.state is BackfillState.ABANDONED and not found.abandoned_by
-        if not found.is_open and not (by and is_dropped):
-            return Done(found)
-        ended = found.as_abandoned(by)
+        current = read_backfill(table.metadata.properties, tables.stream)
+        if current is None or current.id != backfill.id:
+            return Done(current)
+        is_dropped = current.state is BackfillState.ABANDONED and not current.abandoned_by
+        if not current.is_open and not (by and is_dropped):
+            return Done(current)
+        ended = current.as_abandoned(by)
         return Change((require_unchanged(table, end.branch),), (*end.updates(table), _marker_update(ended)), ended)
 
     handle.forget()

@@ -114,8 +114,8 @@ class FileSource(RecordSource):
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return a span for each topic-partition with records. Raises StaleBatch or SpecError for unread records."""
-        for tp, found in self.index.records.items():
-            name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
+        for tp, offsets in self.index.records.items():
+            name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), offsets.max()
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
                     f"stream {request.stream!r} was reset to before dead letters that were being replayed: its "
@@ -133,7 +133,7 @@ class FileSource(RecordSource):
                     f"{request.stream!r} itself will read from offset {live:,}. Remove the records from that offset "
                     "on, or wait until the stream has read them"
                 )
-        return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
+        return {tp: ((offsets.min(), offsets.max() + 1),) for tp, offsets in sorted(self.index.records.items())}
 
     def select_with_records(self, spans: Spans) -> Spans:
         return spans_with_records(spans, self.index.records)
@@ -179,6 +179,6 @@ def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[Fi
         folder = location.rpartition("/")[0]
         if single := tuple(f for f in store.list_files(folder) if f.path == location):
             return single
-    found = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
+    files = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
     hidden = ("_", ".")
-    return tuple(f for f, parts in found if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))
+    return tuple(f for f, parts in files if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))

@@ -162,10 +162,10 @@ class PredictedRoute(RouteValues):
             return None
         catalog, sinks = open_existing_catalog(spec.table.catalog), spec.sinks
         with translate_catalog_errors(catalog.name):
-            found = load_route_tables(catalog, sinks)
-            foreign = {*list_matching_names(catalog, sinks)} - found.keys()
-        values = {name: sinks.find_value(name, table.properties) for name, table in found.items()}
-        opened = cls(spec, route, found, foreign)
+            tables = load_route_tables(catalog, sinks)
+            foreign = {*list_matching_names(catalog, sinks)} - tables.keys()
+        values = {name: sinks.find_value(name, table.properties) for name, table in tables.items()}
+        opened = cls(spec, route, tables, foreign)
         opened.targets.update({value: name for name, value in values.items() if value is not None})
         opened.targets.update(sinks.by_value)
         return opened
@@ -207,10 +207,10 @@ def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict
 
 
 def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
-    found: dict[Target, list[StagedFile]] = defaultdict(list)
+    files: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
-        found[file.target].append(file)
-    return found
+        files[file.target].append(file)
+    return files
 
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
@@ -253,8 +253,8 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     def propose(table: Table) -> Done[None] | Change[None]:
         if is_last_backfill(table.metadata.properties, backfill):
             return Done(None)
-        found = tables.last_backfill()
-        if found is None or found.id != backfill.id:
+        last = tables.last_backfill()
+        if last is None or last.id != backfill.id:
             raise Fenced(
                 f"another `{backfill.command}` has finished this backfill or replay: this command makes no "
                 "further changes"

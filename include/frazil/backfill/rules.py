@@ -81,17 +81,17 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
     return dataclasses.replace(backfill.with_epoch(epoch, request.run), request=wanted)
 
 
-def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
-    """Raise BackfillAbandoned if an operator abandoned this run's backfill. `found` is the last backfill, if any."""
-    if found is not None and run is not None and run in found.abandoned_runs:
-        event = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
+def check_run_not_abandoned(last: BackfillMarker | None, run: str | None) -> None:
+    """Raise BackfillAbandoned if an operator abandoned this run's backfill. `last` is the last backfill, if any."""
+    if last is not None and run is not None and run in last.abandoned_runs:
+        event = f"an operator abandoned the backfill that run {run} had begun on stream {last.stream!r}"
         raise BackfillAbandoned(_abandoned_message(event))
 
 
-def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
-    """Raise BackfillAbandoned if an operator abandoned this backfill. `found` is the stream's last backfill, if any."""
-    if found is not None and found.id == backfill_id and found.abandoned_by:
-        event = f"{found.abandoned_by} abandoned the {operation_name(found)} {found.id} of stream {found.stream!r}"
+def check_not_abandoned(last: BackfillMarker | None, backfill_id: str) -> None:
+    """Raise BackfillAbandoned if an operator abandoned this backfill. `last` is the stream's last backfill, if any."""
+    if last is not None and last.id == backfill_id and last.abandoned_by:
+        event = f"{last.abandoned_by} abandoned the {operation_name(last)} {last.id} of stream {last.stream!r}"
         raise BackfillAbandoned(_abandoned_message(event))
 
 
@@ -102,13 +102,13 @@ def _abandoned_message(event: str) -> str:
     )
 
 
-def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
+def check_owned(current: BackfillMarker | None, backfill: BackfillMarker) -> BackfillMarker:
     """Return the current marker. Raises BackfillAbandoned, or Fenced if this epoch no longer owns the backfill."""
-    check_not_abandoned(found, backfill.id)
-    if found is None or (found.id, found.epoch) != (backfill.id, backfill.epoch) or not found.is_open:
-        state = "no longer exists" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
+    check_not_abandoned(current, backfill.id)
+    if current is None or (current.id, current.epoch) != (backfill.id, backfill.epoch) or not current.is_open:
+        state = "no longer exists" if current is None else f"is {current.id}, epoch {current.epoch}, {current.state}"
         raise Fenced(replaced_message(backfill, f"the last backfill {state}"))
-    return found
+    return current
 
 
 def replaced_message(backfill: BackfillMarker, evidence: str) -> str:

@@ -183,5 +183,5 @@ def _escape(text: str, *, in_key: bool = False) -> str:
     special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
     if in_key:
         special |= {each: f"\\{each}" for each in " :=#!"}
-    found = "".join(special.get(each, each) for each in text)
-    return f"\\{found}" if found.startswith(" ") else found
+    escaped = "".join(special.get(each, each) for each in text)
+    return f"\\{escaped}" if escaped.startswith(" ") else escaped

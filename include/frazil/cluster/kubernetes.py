@@ -239,8 +239,8 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise ApiUnavailable(f"{API_NAME} did not return a pod")
     phase = status.get("phase")
-    found = status.get("containerStatuses") or [{}]
-    container = next((each for each in found if each.get("name") == CONTAINER), found[0])
+    statuses = status.get("containerStatuses") or [{}]
+    container = next((each for each in statuses if each.get("name") == CONTAINER), statuses[0])
     ended = container.get("state", {}).get("terminated")
     cause = _disruption(status)
     if ended:  # other containers, such as a service mesh's proxy, may keep the pod in the phase Running

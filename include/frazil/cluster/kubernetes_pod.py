@@ -110,12 +110,12 @@ def _read_template(driver: ClusterDriver) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = yaml.safe_load(Path(file.removeprefix("file://")).read_text())
+        template = yaml.safe_load(Path(file.removeprefix("file://")).read_text())
     except (OSError, yaml.YAMLError) as error:
         raise SpecError(f"stream {driver.application}: cannot read the pod template {file}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(template, dict):
         raise SpecError(f"stream {driver.application}: the pod template {file} is not a pod object")
-    return found
+    return template
 
 
 def _build_resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def _build_resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict
 
 def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
     """Convert a size in Spark's notation, such as `2g`, to MiB. A number without a unit is in MiB."""
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
+    if match is None:
         problem = f"{text!r} in resources.spark is not a size. Write a size such as 2g"
         raise SpecError(problem, stream=driver.application)
-    factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]]
-    return max(1, int(int(found[1]) * factor))
+    factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[match[2]]
+    return max(1, int(int(match[1]) * factor))
 
 
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    found: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    volumes: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (f"{name}-secret", {"secret": {"secretName": name}}, {"mountPath": path})
         for name, path in _strip_prefix(spark, f"{_DRIVER_PREFIX}secrets.").items()
     ]
@@ -173,8 +173,8 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
         mount = {"mountPath": options.get("mount.path", ""), "readOnly": options.get("mount.readOnly") == "true"}
         if path := options.get("mount.subPath"):
             mount["subPath"] = path
-        found.append((name, {kind: source}, mount))
-    return found
+        volumes.append((name, {kind: source}, mount))
+    return volumes
 
 
 def _strip_prefix(spark: Mapping[str, str], prefix: str) -> dict[str, str]:

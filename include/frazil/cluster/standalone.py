@@ -71,13 +71,13 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
     refused, unreached = [], None
     for address in addresses:
         try:
-            found = _request("POST", f"{address}/v1/submissions/create", json=dict(request))
+            answer = _request("POST", f"{address}/v1/submissions/create", json=dict(request))
         except ApiUnreachable as problem:
             unreached = problem
             continue
-        if found.get("success") is True and found.get("submissionId"):
-            return str(found["submissionId"])
-        refused.append(str(found.get("message") or "no reason given").partition("\n")[0])
+        if answer.get("success") is True and answer.get("submissionId"):
+            return str(answer["submissionId"])
+        refused.append(str(answer.get("message") or "no reason given").partition("\n")[0])
     if unreached is not None:
         raise unreached
     raise EnvironmentUnusable(f"the cluster refuses the driver: {'; '.join(refused) or 'no master is configured'}")
@@ -105,9 +105,9 @@ class StandaloneDriver:
         """Kill the driver. Also succeeds if the master has no record of it."""
 
         def ask(address: str) -> None:
-            found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
-            message = str(found.get("message") or "")
-            if found.get("success") is not True and "finished or does not exist" not in message:
+            answer = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
+            message = str(answer.get("message") or "")
+            if answer.get("success") is not True and "finished or does not exist" not in message:
                 raise ApiUnavailable(message)
 
         try:
@@ -120,17 +120,17 @@ class StandaloneDriver:
         return None
 
 
-def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
-    message = str(found.get("message") or "").partition("\n")[0]
-    if found.get("success") is not True:
+def to_driver_status(answer: Mapping[str, Any]) -> DriverStatus:
+    message = str(answer.get("message") or "").partition("\n")[0]
+    if answer.get("success") is not True:
         if message:  # a standby or recovering master does not know the drivers
             return DriverStatus(DriverState.UNKNOWN, f"{API_NAME} reports: {message}")
         return DriverStatus(
             DriverState.GONE, "the Spark master has no record of the driver: the master was restarted without its state"
         )
-    name = str(found.get("driverState"))
+    name = str(answer.get("driverState"))
     state = _STATES.get(name, DriverState.UNKNOWN)
-    where = f" on {found['workerHostPort']}" if found.get("workerHostPort") else ""
+    where = f" on {answer['workerHostPort']}" if answer.get("workerHostPort") else ""
     if state is DriverState.WAITING:
         reason = "the driver is starting, or no worker has enough free memory and a free core"
     elif state is DriverState.RUNNING:

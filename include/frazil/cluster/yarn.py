@@ -31,27 +31,27 @@ _LOGIN_REQUIRED = "requires Kerberos or another login, which frazil does not sup
 
 
 def parse_application_id(output: str) -> str | None:
-    found = _SUBMITTED_PATTERN.search(output)
-    return found[1] if found else None
+    match = _SUBMITTED_PATTERN.search(output)
+    return match[1] if match else None
 
 
 def read_resource_managers(configuration: Path) -> tuple[str, ...]:
     """Return the addresses in yarn-site.xml of the folder `configuration`. Raises EnvironmentUnusable."""
     file = configuration / "yarn-site.xml"
     try:
-        found = {
+        conf = {
             (each.findtext("name") or "").strip(): (each.findtext("value") or "").strip()
             for each in ElementTree.parse(file).iter("property")
         }
     except (OSError, ElementTree.ParseError) as error:
         raise EnvironmentUnusable(f"cannot read {file}, which defines YARN's address: {error}") from error
-    secure = found.get("yarn.http.policy") == "HTTPS_ONLY"
+    secure = conf.get("yarn.http.policy") == "HTTPS_ONLY"
     key, port = ("webapp.https.address", 8090) if secure else ("webapp.address", 8088)
-    ids = [f".{each.strip()}" for each in found.get("yarn.resourcemanager.ha.rm-ids", "").split(",") if each.strip()]
+    ids = [f".{each.strip()}" for each in conf.get("yarn.resourcemanager.ha.rm-ids", "").split(",") if each.strip()]
     addresses = []
     for suffix in ids or [""]:
-        host = found.get(f"yarn.resourcemanager.hostname{suffix}", "localhost")
-        address = found.get(f"yarn.resourcemanager.{key}{suffix}", f"{host}:{port}")
+        host = conf.get(f"yarn.resourcemanager.hostname{suffix}", "localhost")
+        address = conf.get(f"yarn.resourcemanager.{key}{suffix}", f"{host}:{port}")
         address = address.replace("${yarn.resourcemanager.hostname}", host)
         addresses.append(f"{'https' if secure else 'http'}://{address}")
     return tuple(addresses)
@@ -64,11 +64,11 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
     def find(address: str) -> str | None:
         with requests.Session() as session:
             response = send_request(session, "GET", f"{address}/ws/v1/cluster/apps", api=API_NAME, params=parameters)
-        found = parse_json_object(response, api=API_NAME).get("apps") or {}
+        applications = parse_json_object(response, api=API_NAME).get("apps") or {}
         if response.status_code != 200:
             answered = f"{API_NAME} answered {response.status_code}"
             raise ApiUnavailable(_describe_denial(response) if response.status_code in {401, 403} else answered)
-        ids = (str(app["id"]) for app in found.get("app") or ())
+        ids = (str(app["id"]) for app in applications.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
 
     return ask_any(addresses, find, api=API_NAME)
@@ -82,13 +82,13 @@ class YarnDriver:
 
     def status(self) -> DriverStatus:
         try:
-            found = self._fetch_application()
+            application = self._fetch_application()
         except ApiUnavailable as error:
             return DriverStatus(DriverState.UNKNOWN, str(error))
-        if found is None:
+        if application is None:
             reason = f"{API_NAME} has no record of {self._application}: the record expired, or YARN lost its state"
             return DriverStatus(DriverState.GONE, reason)
-        return to_driver_status(found)
+        return to_driver_status(application)
 
     def kill(self) -> None:
         try:
@@ -102,12 +102,12 @@ class YarnDriver:
     def log(self, *, limit_bytes: int) -> str | None:
         """Return the end of the log, or None. The NodeManager keeps the log until the application ends."""
         try:
-            found = self._fetch_application() or {}
-            container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
-            node = found.get("amHostHttpAddress")
+            application = self._fetch_application() or {}
+            container = re.search(r"container_[\w]+", application.get("amContainerLogs") or "")
+            node = application.get("amHostHttpAddress")
             if container is None or not node:
                 return None
-            scheme = found["amContainerLogs"].partition(":")[0]
+            scheme = application["amContainerLogs"].partition(":")[0]
             folder = f"{scheme}://{node}/ws/v1/node/containerlogs/{container[0]}"
             # Python's output is last, so that the end of the log shows it.
             parts = [self._fetch_log_file(f"{folder}/{name}", limit_bytes // 2) for name in ("stderr", "stdout")]
@@ -127,10 +127,10 @@ class YarnDriver:
             return None
         if response.status_code in {401, 403}:
             raise ApiUnavailable(_describe_denial(response))
-        found = parse_json_object(response, api=API_NAME).get("app")
-        if not isinstance(found, dict):
+        application = parse_json_object(response, api=API_NAME).get("app")
+        if not isinstance(application, dict):
             raise ApiUnavailable(f"{API_NAME} answered {response.status_code} without an application")
-        return found
+        return application
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
         def ask(address: str) -> requests.Response:
@@ -147,9 +147,9 @@ class YarnDriver:
         return {"user.name": self._user} if self._user else {}
 
 
-def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
-    state, final = str(found.get("state")), str(found.get("finalStatus"))
-    message = str(found.get("diagnostics") or "").strip()
+def to_driver_status(application: Mapping[str, Any]) -> DriverStatus:
+    state, final = str(application.get("state")), str(application.get("finalStatus"))
+    message = str(application.get("diagnostics") or "").strip()
     first = message.partition("\n")[0][:300]
     if state in {"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"}:
         return DriverStatus(DriverState.WAITING, first or f"YARN reports the state {state}")

@@ -246,9 +246,9 @@ _SENTENCES: Mapping[LeftOutReason, str] = {
 }
 
 
-def left_out_messages(found: Mapping[LeftOutReason, int], stream: str) -> list[str]:
+def left_out_messages(counts: Mapping[LeftOutReason, int], stream: str) -> list[str]:
     sentences = []
-    for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOutReason):
+    for reason, count in ((reason, counts.get(reason, 0)) for reason in LeftOutReason):
         if count:
             is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
             sentence = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
@@ -369,12 +369,12 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
 
 
 def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
-    found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
+    identities: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
     for rows in read_dead_letters(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):
         for topic, partition, topic_id, offset in zip(*(rows[n].to_pylist() for n in DEAD_LETTER_COLUMNS), strict=True):
-            found[topic, partition, topic_id].add(offset)
-    return dict(found)
+            identities[topic, partition, topic_id].add(offset)
+    return dict(identities)
 
 
 def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:

@@ -268,7 +268,7 @@ class EmbeddedAirflow(process.EmbeddedService):
         pool = {"name": SPARK_POOL, "slots": 1, "description": "Concurrent Spark applications of frazil"}
         for last_attempt in (False, False, True):
             try:
-                if all(found["name"] != SPARK_POOL for found in client.call("GET", "/api/v2/pools")["pools"]):
+                if all(existing["name"] != SPARK_POOL for existing in client.call("GET", "/api/v2/pools")["pools"]):
                     client.call("POST", "/api/v2/pools", json=pool)
             except EnvironmentUnusable:
                 # While its components start, Airflow may lock SQLite for longer than the timeout of a request.

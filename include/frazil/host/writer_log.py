@@ -119,8 +119,8 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
     """Yield each line with its level. A line without a level gets the previous line's level, the first one `level`."""
     for line in lines:
-        if found := _LEVEL_PATTERN.match(line):
-            level = _LEVELS[found[1]]
+        if match := _LEVEL_PATTERN.match(line):
+            level = _LEVELS[match[1]]
         yield logging.INFO if _LIBRDKAFKA.match(line) else level, line
 
 
@@ -145,8 +145,8 @@ def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
     # A shortened log may begin within a traceback; a complete log begins with messages of Java and Spark.
     is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if is_shortened else logging.INFO
-    found = parse_levels(lines[is_shortened:], level=first)
-    lines = [line for level, line in found if level >= min_level and "Unable to load native-hadoop library" not in line]
+    pairs = parse_levels(lines[is_shortened:], level=first)
+    lines = [line for level, line in pairs if level >= min_level and "Unable to load native-hadoop library" not in line]
     return [line for line in lines if not (min_level and _STACK_FRAME.match(line))]
 
 

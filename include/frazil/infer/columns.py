@@ -81,16 +81,16 @@ def propose_columns(
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
-    found: list[ProposedColumn] = []
+    proposed: list[ProposedColumn] = []
     before: dict[str, str] = {}
     for name, observed in whole.fields.items():
         if reason := find_column_problem(name, before, dots=dots):
-            found.append(ProposedColumn(name, None, remark=reason))
+            proposed.append(ProposedColumn(name, None, remark=reason))
         else:
             before[name_key(name)] = name
             text_statistics = FieldStatistics() if relaxed is None else relaxed.fields[name]
-            found.append(_propose_column(name, observed, text_statistics, sampled, middle_s, has_json=has_json))
-    return tuple(found)
+            proposed.append(_propose_column(name, observed, text_statistics, sampled, middle_s, has_json=has_json))
+    return tuple(proposed)
 
 
 def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:

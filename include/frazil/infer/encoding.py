@@ -51,7 +51,7 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
         ("json", values),
         ({"type": "json", "framing": "confluent"}, [v[5:] for v in values if v[0] == 0 and len(v) > 5]),
     ):
-        objects = [found for part in parts if (found := _parse_object(part)) is not None]
+        objects = [document for part in parts if (document := _parse_object(part)) is not None]
         if len(objects) >= needed:
             found_format = parse_format(plain)
             if isinstance(found_format, JsonFormat) and written is not None and written.type == "JSON":
@@ -77,15 +77,15 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
 
 def _parse_object(value: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(value)
+        document = json.loads(value)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _parse_objects(value: bytes) -> list[dict[str, Any]] | None:
-    found = [_parse_object(line) for line in value.split(b"\n") if line.strip()]
-    return [document for document in found if document is not None] if found and None not in found else None
+    documents = [_parse_object(line) for line in value.split(b"\n") if line.strip()]
+    return [document for document in documents if document is not None] if documents and None not in documents else None
 
 
 def _decode_text(value: bytes) -> str | None:
@@ -164,7 +164,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
         for column in columns
         if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
     ]
-    combinations = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
+    combinations = Counter(tuple(names) for record in sample.records if (names := _parse_key(record.key)))
     limit = combinations.most_common(1)[0][0] if combinations else ()
     key = limit if set(limit) <= set(candidates) else ()
     guessed = key or tuple(name for name in candidates if name.lower() == "id") or tuple(candidates[:1])
@@ -214,10 +214,10 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(key or b"")
+        key_object = json.loads(key or b"")
     except (ValueError, RecursionError):
         return None
-    return unwrap_event(found) if isinstance(found, dict) else None
+    return unwrap_event(key_object) if isinstance(key_object, dict) else None
 
 
 def _unused_name(name: str, used: set[str]) -> str:

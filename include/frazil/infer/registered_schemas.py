@@ -57,23 +57,23 @@ def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaR
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
     is_framed = 2 * len(framed) > len(values) or not values
     ids = Counter(int.from_bytes(value[1:FRAME_BYTES], signed=True) for value in framed if is_framed)
-    found: dict[SchemaText, None] = {}
+    schemas: dict[SchemaText, None] = {}
     if (newest := client.newest(f"{sample.topic}-value")) is not None:
-        found[newest] = None
+        schemas[newest] = None
     unknown = []
     for schema_id, _ in ids.most_common(MAX_SCHEMA_IDS):
         try:
-            found[client.get(schema_id)] = None
+            schemas[client.get(schema_id)] = None
         except UnknownSchema:
             unknown.append(schema_id)
-    if not found:
+    if not schemas:
         return None
-    if len(types := {schema.type for schema in found}) > 1:
+    if len(types := {schema.type for schema in schemas}) > 1:
         raise SpecError(
             f"the registry has schemas of several types for {sample.topic}: {', '.join(sorted(types))}. A stream has "
             "one format, so write the declaration by hand"
         )
-    return RegisteredSchemas(declared, tuple(found), is_framed, tuple(unknown))
+    return RegisteredSchemas(declared, tuple(schemas), is_framed, tuple(unknown))
 
 
 def derive_avro_columns(schemas: Sequence[SchemaText]) -> tuple[ProposedColumn, ...]:
@@ -208,13 +208,13 @@ class _JsonSchema:
     def _read_properties(
         self, node: Mapping[str, Any], document: Any, *, depth: int
     ) -> dict[str, tuple[FoundType, bool]]:
-        found = {}
+        by_name = {}
         for part in [*_select_mappings(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
             properties = inner.get("properties")
             for name, schema in properties.items() if isinstance(properties, dict) else ():
-                found[str(name)] = self._read_type(schema, its, depth + 1)
-        return found
+                by_name[str(name)] = self._read_type(schema, its, depth + 1)
+        return by_name
 
     def _read_type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
         """Return a value's type (MIXED if it is recursive or too large), and whether it may be null."""

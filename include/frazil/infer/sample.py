@@ -123,10 +123,10 @@ class FieldStatistics:
     @property
     def kind(self) -> str | None:
         """The most frequent JSON type of the values; None if all values are null."""
-        found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
-        if self.fractions or found["int"] < MIN_VALUES_PER_MISFIT * found["float"]:  # else integers, such as 1e3
-            found["float"] += found.pop("int", 0) + found.pop("non-finite", 0)
-        return found.most_common(1)[0][0] if found else None
+        counts = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
+        if self.fractions or counts["int"] < MIN_VALUES_PER_MISFIT * counts["float"]:  # else integers, such as 1e3
+            counts["float"] += counts.pop("int", 0) + counts.pop("non-finite", 0)
+        return counts.most_common(1)[0][0] if counts else None
 
     @property
     def others(self) -> int:
@@ -195,16 +195,16 @@ class FieldStatistics:
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
-        found = {shape for shape, pattern in _PATTERNS.items() if pattern.fullmatch(text)}
-        moment = _parse_utc(text) if found & _TIMES else None
+        shapes = {shape for shape, pattern in _PATTERNS.items() if pattern.fullmatch(text)}
+        moment = _parse_utc(text) if shapes & _TIMES else None
         if moment is None:  # such as 0000-00-00
-            found -= _TIMES
+            shapes -= _TIMES
         else:
             self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
-        self.shapes.update(found)
-        for shape in _PATTERNS.keys() - found:
+        self.shapes.update(shapes)
+        for shape in _PATTERNS.keys() - shapes:
             self.misfits.setdefault(shape, text)
-        if "decimal" in found:
+        if "decimal" in shapes:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
 

@@ -134,13 +134,13 @@ class KafkaAdmin:
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
-        found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
-        if len(found) > MAX_TOPICS:
+        names = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
+        if len(names) > MAX_TOPICS:
             raise SpecError(
-                f"source.topic-pattern: '{pattern.text}' matches {len(found):,} topics at {self._servers}, and a "
+                f"source.topic-pattern: '{pattern.text}' matches {len(names):,} topics at {self._servers}, and a "
                 f"stream reads at most {MAX_TOPICS:,}. Narrow the pattern, or divide the topics among several streams"
             )
-        return found
+        return names
 
     def _describe_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = {}
@@ -193,9 +193,9 @@ class KafkaAdmin:
     def offsets_at(self, moment: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
         tps = list(partitions)
-        found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(moment.timestamp() * 1000))))
-        missing = [tp for tp, offset in found.items() if offset < 0]
-        return {**found, **(self.ends(missing) if missing else {})}
+        offsets = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(moment.timestamp() * 1000))))
+        missing = [tp for tp, offset in offsets.items() if offset < 0]
+        return {**offsets, **(self.ends(missing) if missing else {})}
 
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
@@ -242,16 +242,16 @@ class KafkaAdmin:
             for error in self._admin.connection_errors():
                 if refused := self._refusal(error, f"access to {self._topics_text}"):
                     raise refused
-        found = answer.result()
+        result = answer.result()
         self._admin.clear_errors()
-        return found
+        return result
 
     def _offsets(self, answers: Mapping[Any, Future[Any]]) -> dict[TopicPartition, Any]:
-        found = {(tp.topic, tp.partition): self._wait_for(answer) for tp, answer in answers.items()}
+        offsets = {(tp.topic, tp.partition): self._wait_for(answer) for tp, answer in answers.items()}
         # librdkafka reports no error if a leader did not answer, but another did.
-        if silent := [f"{topic}-{p}" for (topic, p), end in sorted(found.items()) if end.offset == OFFSET_INVALID]:
+        if silent := [f"{topic}-{p}" for (topic, p), end in sorted(offsets.items()) if end.offset == OFFSET_INVALID]:
             raise _LeaderSilent(silent)
-        return found
+        return offsets
 
     def _refusal(self, error: KafkaError, subject: str) -> FrazilError | None:
         return to_access_denied(error.code(), error.str(), subject=subject, stream=self._stream, servers=self._servers)
@@ -281,16 +281,16 @@ class KafkaAdmin:
         last = f"; the last error was: {text}" if is_late and text else ""
         all_brokers = is_late and doing == DESCRIBING
         reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{step} got no answer"
-        found = KafkaUnavailable(f"{reason}{detail}{last}", remedy=brokers_remedy(self._servers_setting))
-        found.all_brokers = all_brokers
-        return found
+        translated = KafkaUnavailable(f"{reason}{detail}{last}", remedy=brokers_remedy(self._servers_setting))
+        translated.all_brokers = all_brokers
+        return translated
 
     def _partitions_without_leader(self) -> list[str]:
         """Return the partitions without a leader. As a side effect, librdkafka forgets removed brokers."""
         with suppress(KafkaException):
             topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
-            found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
-            return [f"{name}-{id_}" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
+            partitions = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
+            return [f"{name}-{id_}" for name, id_ in sorted(partitions) if topics[name].partitions[id_].leader < 0]
         return []
 
 

@@ -233,8 +233,8 @@ def _check_message_layout(library: Librdkafka) -> None:
             raise _unusable_error("the self-test received no message")
         message = Message.from_address(address)
         expected = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
-        found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
-        if (*found, message._private) != expected or not message.payload or not message.key:
+        fields = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
+        if (*fields, message._private) != expected or not message.payload or not message.key:
             raise _unusable_error("the fields of a message do not have the expected values")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
             raise _unusable_error("a message's key or value differs from the bytes that were sent")

@@ -44,17 +44,17 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
     return whole
 
 
-def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets in `found`; all must be in `within`. Changes `found`, so pass a copy."""
+def iter_runs(bitmap: BitMap64, within: Span) -> Iterator[Span]:
+    """Yield the runs of consecutive offsets in `bitmap`; all must be in `within`. Changes `bitmap`, so pass a copy."""
     end = within[1]
-    others = offset_bitmap(*within) - found
-    for offsets in (found, others):
+    others = offset_bitmap(*within) - bitmap
+    for offsets in (bitmap, others):
         offsets.add(end)  # a sentinel, at which every search ends
-    start = found.min()
+    start = bitmap.min()
     while start < end:
         after = others.next_set_bit(start)
         yield start, after
-        start = found.next_set_bit(after)
+        start = bitmap.next_set_bit(after)
 
 
 def offsets_within(spans: Spans, records: OffsetSets) -> dict[TopicPartition, BitMap64]:
@@ -106,9 +106,9 @@ def covered_offsets(spans: Iterable[Span]) -> BitMap64:
     return whole
 
 
-def union_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
+def union_offsets(offset_sets: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
-    for each in found:
+    for each in offset_sets:
         for tp, offsets in each.items():
             whole[tp] |= offsets
     return dict(whole)

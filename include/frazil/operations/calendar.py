@@ -97,27 +97,27 @@ def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
     """Return a calendar of hourly or daily partitions; None without any. Windows of `staged` ones are backfilled."""
-    found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
-    windows = {*found, *waiting}
+    files, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
+    windows = {*files, *waiting}
     if not windows:
         return None
     grain = min((window.grain for window in windows), key=lambda grain: grain.us)
     alike = [window for window in windows if window.grain is grain]
     first, last = min(alike), max(alike)
     begin_us = max(first.start_us, last.end_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1))
-    cells = [_partition_cell(w, found.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
+    cells = [_partition_cell(w, files.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
     shown = {window.key for window in waiting}
     return Calendar(grain, tuple(replace(cell, backfilled=cell.key in shown) for cell in cells), None)
 
 
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
     """Group partitions by window. Skips partitions in the future, which come from wrong clocks."""
-    found: dict[Window, list[PartitionFiles]] = {}
+    by_window: dict[Window, list[PartitionFiles]] = {}
     for partition in partitions:
         window = _window_of(partition)
         if window is not None and window.start_us <= now_us:
-            found.setdefault(window, []).append(partition)
-    return found
+            by_window.setdefault(window, []).append(partition)
+    return by_window
 
 
 def _window_of(partition: PartitionFiles) -> Window | None:

@@ -58,7 +58,7 @@ class Treatment:
 def find_treatments(
     dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
 ) -> list[Treatment]:
-    found: list[Treatment] = []
+    treatments: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
     for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
         summary = snapshot_summary(snapshot)
@@ -69,8 +69,8 @@ def find_treatments(
             sentence = f"dead letters were discarded by {by}: {reason}"
         else:
             continue
-        found.append(Treatment(snapshot.timestamp_ms, sentence, parse_dead_letter_summary(summary)))
-    return found[::-1]
+        treatments.append(Treatment(snapshot.timestamp_ms, sentence, parse_dead_letter_summary(summary)))
+    return treatments[::-1]
 
 
 def published_summaries(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
@@ -108,8 +108,8 @@ def count_rejected(
     first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - USUAL_COMMIT_DELAY_MS, begin_ms))
     reasons: dict[str, Reason] = {}
     remaining, of_first = Counter[str](), Counter[str]()
-    for at_ms, found, changes in _list_changes(main, stream, since, begin_ms=begin_ms):
-        for name, summary in found.items():
+    for at_ms, by_class, changes in _list_changes(main, stream, since, begin_ms=begin_ms):
+        for name, summary in by_class.items():
             reasons[name] = reasons.get(name, Reason(0)) + summary
             remaining[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
@@ -127,26 +127,26 @@ def count_rejected(
 def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, CountChanges]]:
-    found: list[tuple[int, Reasons, CountChanges]] = [
+    changes: list[tuple[int, Reasons, CountChanges]] = [
         (commit.timestamp_ms, parse_reasons(snapshot_summary(commit), key), UNCHANGED_COUNTS)
         for commit in rejecting_commits(_recent_snapshots(main, begin_ms), stream)
         for key in (REASONS_KEY, ACCEPTED_KEY)
     ]
-    found += [(treatment.at_ms, {}, treatment.changes) for treatment in treatments]
-    return iter(sorted(found, key=lambda change: change[0]))
+    changes += [(treatment.at_ms, {}, treatment.changes) for treatment in treatments]
+    return iter(sorted(changes, key=lambda change: change[0]))
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
     """Sum each class's changes. In the hours `first`, a class cannot decrease by more than its count in `of_first`."""
-    found = Counter[str]()
+    sums = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:
             meant = max(change, -of_first[name])
             of_first[name] += meant
         else:
             meant = change if hour >= first.stop else 0
-        found[name] += meant
-    return found
+        sums[name] += meant
+    return sums
 
 
 def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:

@@ -87,8 +87,8 @@ def fetch_history(spec: StreamSpec, *, lookback_ms: int) -> TableHistory | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - lookback_ms)
-    found = find_table(table.catalog, spec.dead_letter_table)
-    dead_letters = None if found is None else found.metadata
+    dead_letter_table = find_table(table.catalog, spec.dead_letter_table)
+    dead_letters = None if dead_letter_table is None else dead_letter_table.metadata
     return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, lookback_ms=lookback_ms)
 
 

@@ -259,8 +259,8 @@ def _page_path(stream: str, subject: str) -> str:
 
 
 def _window_query(rule: str, alert: Mapping[str, Any]) -> str:
-    found = re.search(r"\d{4}-\d\d-\d\d(?:T\d\d)?", str(alert.get("value", ""))) if rule in WINDOW_RULES else None
-    return f"?window={found[0]}" if found else ""
+    match = re.search(r"\d{4}-\d\d-\d\d(?:T\d\d)?", str(alert.get("value", ""))) if rule in WINDOW_RULES else None
+    return f"?window={match[0]}" if match else ""
 
 
 def _runbook_url(runbook: str, overview: str) -> str:

@@ -314,11 +314,11 @@ def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
 
 def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
     """Group alerts by stream; alerts about no stream have an empty name. `tables` maps tables to streams."""
-    found: dict[str, list[ActiveAlert]] = {}
+    by_stream: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
         for stream in _streams_about(alert, tables) or ("",):
-            found.setdefault(stream, []).append(alert)
-    return found
+            by_stream.setdefault(stream, []).append(alert)
+    return by_stream
 
 
 def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:

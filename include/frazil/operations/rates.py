@@ -54,13 +54,13 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
     """Compute each point's rate. A batch's records are spread over the time since the previous batch."""
-    found: list[Rate] = []
+    rates: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
     known_ms = -math.inf
     for point in points:
         if point.at_ms - known_ms > _max_gap_ms(point):  # a writer began
-            found += [Rate(waiting_point.at_ms) for waiting_point in waiting]
+            rates += [Rate(waiting_point.at_ms) for waiting_point in waiting]
             waiting, landed_ms = [], None if point.batches else point.at_ms
         known_ms = point.end_ms
         waiting.append(point)
@@ -68,33 +68,33 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
             begin_ms = point.at_ms
             if landed_ms is not None and point.end_ms - landed_ms <= _max_gap_ms(point):
                 begin_ms = landed_ms
-            found += [_rate(waiting_point, point, begin_ms) for waiting_point in waiting]
+            rates += [_rate(waiting_point, point, begin_ms) for waiting_point in waiting]
             waiting, landed_ms = [], point.end_ms
     if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _max_gap_ms(waiting[-1]):
-        found += [Rate(waiting_point.at_ms) for waiting_point in waiting]
-    return tuple(found)
+        rates += [Rate(waiting_point.at_ms) for waiting_point in waiting]
+    return tuple(rates)
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
     """Return each span's mean rate, computed from the shorter `points` in it. Skips points without a known rate."""
     begins = [span.at_ms for span in spans]
-    found: dict[int, list[tuple[Point, Rate]]] = {}
+    by_time: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
         if spans and spans[0].at_ms <= point.at_ms < spans[-1].end_ms:
-            found.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
-    return tuple(_mean(at_ms, parts) for at_ms, parts in found.items())
+            by_time.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
+    return tuple(_mean(at_ms, parts) for at_ms, parts in by_time.items())
 
 
 def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, ...]:
     """Add the arrival rate: the records written, plus the change of the lag since the previous span."""
-    found, before = list(rates), None
+    with_arrivals, before = list(rates), None
     for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
         adjoins = before is not None and span.at_ms - before.end_ms <= _max_gap_ms(span)
         if before is not None and adjoins and before.lag is not None and span.lag is not None:
             grown = (span.lag - before.lag) * 1000 / span.span_ms
-            found[number] = replace(rate, arrived_per_s=max(rate.records_per_s + grown, 0.0))
+            with_arrivals[number] = replace(rate, arrived_per_s=max(rate.records_per_s + grown, 0.0))
         before = span
-    return tuple(found)
+    return tuple(with_arrivals)
 
 
 def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> Trend | None:

@@ -193,15 +193,15 @@ class ActionState:
 def build_action_state(status: StreamState | None, history: TableHistory | None, *, is_read: bool) -> ActionState:
     if status is not None and status.table_exists is False:
         history, is_read = None, True
-    found = history or TableHistory(has_dead_letters=not is_read)
+    table_history = history or TableHistory(has_dead_letters=not is_read)
     return ActionState(
         paused=status is not None and status.desired == "paused",
         given_up=status is not None and status.state is State.GIVEN_UP,
-        is_read=is_read and not found.unreadable,
-        marker=found.marker,
-        backfill=found.last_backfill,
-        has_dead_letters=found.has_dead_letters,
-        coordinates=found.coordinates,
+        is_read=is_read and not table_history.unreadable,
+        marker=table_history.marker,
+        backfill=table_history.last_backfill,
+        has_dead_letters=table_history.has_dead_letters,
+        coordinates=table_history.coordinates,
     )
 
 

@@ -309,17 +309,17 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
 
 def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
     """Merge the period's points into one point per `span_ms`, oldest first. The last point may cover less time."""
-    found: dict[int, Point] = {}
+    sampled: dict[int, Point] = {}
     points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:
         span_ms = max(shown.span_ms, point.span_ms)
         at_ms = span_start(point.at_ms, span_ms)
-        before = found.get(at_ms)
-        found[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
-    if found:
-        at_ms, last = found.popitem()
-        found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))
-    return tuple(found.values())
+        before = sampled.get(at_ms)
+        sampled[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
+    if sampled:
+        at_ms, last = sampled.popitem()
+        sampled[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))
+    return tuple(sampled.values())
 
 
 def list_topics(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:

@@ -237,12 +237,12 @@ def table_health(
 ) -> Health:
     """Return a table's health by the overview's rules. Any alert, route problem or held window needs attention."""
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
-    found = combine_health(["it"], alerts, due)
-    if found is not None and found.level is Level.TROUBLE:
-        return found
+    health = combine_health(["it"], alerts, due)
+    if health is not None and health.level is Level.TROUBLE:
+        return health
     if alerts or problems or (calendar and any(cell.state == "held" for cell in calendar.cells)):
         return Health(Level.TROUBLE, "needs attention")
-    return found or Health(Level.UNKNOWN, "unknown")
+    return health or Health(Level.UNKNOWN, "unknown")
 
 
 def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
@@ -280,10 +280,10 @@ def search_routed(
         return None
     listed = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
     words = search.lower().split()
-    found = [name for name in listed if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
+    hits = [name for name in listed if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
     shown = (
         RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
-        for name in found
+        for name in hits
     )
-    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(listed))
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(hits), len(listed))

@@ -59,8 +59,8 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
-    found: float = STRUCT_DOUBLE.unpack(decoder.read(8))[0]
-    return found
+    value: float = STRUCT_DOUBLE.unpack(decoder.read(8))[0]
+    return value
 
 
 _update_bounds = PartitionFieldStats.update
@@ -113,9 +113,9 @@ vars(avro_file)["resolve_reader"] = _resolve_once
 def make_hive_errors_mutable() -> None:
     from hive_metastore import ttypes  # type: ignore[import-untyped]  # an extra
 
-    for found in vars(ttypes).values():
-        if isinstance(found, type) and issubclass(found, Exception):
-            found.__setattr__ = Exception.__setattr__  # type: ignore[method-assign]
+    for member in vars(ttypes).values():
+        if isinstance(member, type) and issubclass(member, Exception):
+            member.__setattr__ = Exception.__setattr__  # type: ignore[method-assign]
 
 
 FIRST_ROW_ID_POSITIONS = {DataFile: 16, ManifestFile: 15}
@@ -124,14 +124,14 @@ _REFERENCED_POSITION = 17
 
 def first_row_id(record: DataFile | ManifestFile) -> int | None:
     """Return the id of the first row as stored; None if a reader has to derive it."""
-    found: int | None = record[FIRST_ROW_ID_POSITIONS[type(record)]]
-    return found
+    row_id: int | None = record[FIRST_ROW_ID_POSITIONS[type(record)]]
+    return row_id
 
 
 def referenced_data_file(file: DataFile) -> str | None:
     """Return the path of the data file to which this deletion vector applies; None if it is another kind of file."""
-    found: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
-    return found
+    path: str | None = file[_REFERENCED_POSITION] if file.file_format is FileFormat.PUFFIN else None
+    return path
 
 
 def file_key(file: DataFile) -> str:

@@ -51,10 +51,10 @@ def read_suite(path: Path) -> Suite:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"the suite {path} cannot be read: {error}") from error
-    found = content.get("expectations") if isinstance(content, dict) else None
-    if not (isinstance(found, list) and isinstance(content.get("name"), str)):
+    expectations = content.get("expectations") if isinstance(content, dict) else None
+    if not (isinstance(expectations, list) and isinstance(content.get("name"), str)):
         raise SpecError(f"{path} is not a Great Expectations suite: it must have a name and a list named expectations")
-    for number, expectation in enumerate(found, start=1):
+    for number, expectation in enumerate(expectations, start=1):
         if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
             raise SpecError(f"{path}: expectation {number} must have a type and kwargs")
         kind = expectation.get("type")

@@ -39,17 +39,17 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
     definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
     batch = definition.get_batch(batch_parameters={"dataframe": frame})
-    found = batch.validate(_build_suite(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
-    if problems := [text for result in found.results if (text := describe_problem(result))]:
+    validation = batch.validate(_build_suite(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
+    if problems := [text for result in validation.results if (text := describe_problem(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
-    if not found.success:
-        unmet = [_expectation_of_result(result) for result in found.results if not result.success]
+    if not validation.success:
+        unmet = [_expectation_of_result(result) for result in validation.results if not result.success]
         again = batch.validate(_build_suite(suite, unmet), result_format="BASIC")
-        found.results = [*(result for result in found.results if result.success), *again.results]
-    for result in found.results:
+        validation.results = [*(result for result in validation.results if result.success), *again.results]
+    for result in validation.results:
         result.result = to_plain(result.result)
-    failures = (describe_failure(result) for result in found.results if not result.success)
-    return ValidationResult(tuple(failures), _render(found))
+    failures = (describe_failure(result) for result in validation.results if not result.success)
+    return ValidationResult(tuple(failures), _render(validation))
 
 
 def _expectation_of_result(result: Any) -> dict[str, Any]:
@@ -67,15 +67,15 @@ def _build_suite(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expecta
         raise SpecError(f"{suite.path}: {'; '.join(message.splitlines())}") from error
 
 
-def _render(found: ExpectationSuiteValidationResult) -> str:
-    """Render the results as HTML. Escapes the values in `found` in place."""
-    for result in found.results:
+def _render(validation: ExpectationSuiteValidationResult) -> str:
+    """Render the results as HTML. Escapes the values in `validation` in place."""
+    for result in validation.results:
         result.result = escape(result.result)
         if "element_count" not in result.result:
             # A result about distinct values, for which the renderer would need their share of the rows.
             result.result = {"observed_value": result.result.get("observed_value")}
     # The first section is an overview, which the page's head replaces.
-    sections = ValidationResultsPageRenderer().render(found).to_json_dict()["sections"][1:]
+    sections = ValidationResultsPageRenderer().render(validation).to_json_dict()["sections"][1:]
     template = DefaultJinjaPageView().env.get_template("section.j2")
     numbered = enumerate(sections, start=1)
     return "".join(template.render(section=section, section_loop={"index": number}) for number, section in numbered)
@@ -107,15 +107,15 @@ def escape(value: Any) -> Any:
 
 
 def describe_failure(result: Any) -> str:
-    config, found = result.expectation_config, result.result
+    config, details = result.expectation_config, result.result
     sentence = f"{config.type} {_describe_terms(config.kwargs)}".rstrip()
     # Great Expectations returns at most 20 examples, with repetitions.
-    values = (value for value in found.get("partial_unexpected_list", ()) if value is not None)
+    values = (value for value in details.get("partial_unexpected_list", ()) if value is not None)
     such_as = ", ".join([*dict.fromkeys(map(_format_value, values))][:MAX_EXAMPLES])
-    if "element_count" not in found:
-        observed = found.get("observed_value")
+    if "element_count" not in details:
+        observed = details.get("observed_value")
         return f"{sentence}: found {such_as if observed is None else _format_value(observed)}"
-    sentence += f": failed in {found['unexpected_count']:,} of {found['element_count']:,} rows"
+    sentence += f": failed in {details['unexpected_count']:,} of {details['element_count']:,} rows"
     return f"{sentence}, such as {such_as}" if such_as else sentence
 
 

@@ -102,19 +102,19 @@ class SchemaRegistry:
             if not missing:
                 return
             with ThreadPoolExecutor(min(8, len(missing))) as pool:
-                for schema_id, found in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
-                    self._add_to_cache(schema_id, found)
+                for schema_id, schema in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
+                    self._add_to_cache(schema_id, schema)
 
     def get(self, schema_id: int) -> SchemaText:
         """Return a cached or fetched schema. An id without a schema is requested again after a minute."""
         with self._lock:
-            found = self._find_cached(schema_id)
-            if found is None:
-                found = self._fetch_or_unknown(schema_id)
-                self._add_to_cache(schema_id, found)
-        if isinstance(found, UnknownSchema):
-            raise UnknownSchema(*found.args)
-        return found
+            schema = self._find_cached(schema_id)
+            if schema is None:
+                schema = self._fetch_or_unknown(schema_id)
+                self._add_to_cache(schema_id, schema)
+        if isinstance(schema, UnknownSchema):
+            raise UnknownSchema(*schema.args)
+        return schema
 
     def id_of(self, guid: bytes) -> int:
         """Return an id for which `get` returns the schema of this GUID. The last `MAX_CACHED_GUIDS` ids are kept."""
@@ -135,19 +135,19 @@ class SchemaRegistry:
         return None if answer is None else self._parse_schema(answer)
 
     def _find_cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
-        if (found := self._known.get(schema_id)) is not None:
+        if (cached := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
-            return found
+            return cached
         since, reason = self._unknown.get(schema_id, (-UNKNOWN_ID_CACHE_S, ""))
         return UnknownSchema(reason) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
-    def _add_to_cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
-        if isinstance(found, UnknownSchema):
+    def _add_to_cache(self, schema_id: int, schema: SchemaText | UnknownSchema) -> None:
+        if isinstance(schema, UnknownSchema):
             self._unknown.pop(schema_id, None)
-            self._unknown[schema_id] = (time.monotonic(), str(found))
+            self._unknown[schema_id] = (time.monotonic(), str(schema))
             _evict_oldest(self._unknown, MAX_UNKNOWN_IDS)
         else:
-            self._known[schema_id] = found
+            self._known[schema_id] = schema
             _evict_oldest(self._known, MAX_CACHED_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
@@ -174,24 +174,24 @@ class SchemaRegistry:
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.items()))
 
     def _add_references(
-        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], deadline: float
+        self, answer: Mapping[str, Any], texts: dict[str, str], inside: tuple[str, ...], deadline: float
     ) -> None:
-        """Add the schemas that `answer` references to `found`, by name, each after its own references.
+        """Add the schemas that `answer` references to `texts`, by name, each after its own references.
 
         If a name is referenced with several versions, the first one counts, as in Confluent's clients. `inside` has
         the enclosing schemas, whose references are still being fetched. `deadline` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             name, key = str(reference["name"]), (str(reference["subject"]), int(reference["version"]))
-            if name in found or name in inside:
+            if name in texts or name in inside:
                 continue
-            if len(found) + len(inside) >= MAX_REFERENCES:
+            if len(texts) + len(inside) >= MAX_REFERENCES:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
                 raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
             referred = self._fetch_reference(key, deadline)
-            self._add_references(referred, found, (*inside, name), deadline)
-            found[name] = str(referred["schema"])
+            self._add_references(referred, texts, (*inside, name), deadline)
+            texts[name] = str(referred["schema"])
 
     def _fetch_reference(self, key: tuple[str, int], deadline: float) -> Mapping[str, Any]:
         """Fetch a schema, even a deleted one, and keep it for later attempts."""

@@ -142,7 +142,7 @@ class Agent:
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
         # The cluster's name of the driver, if its submission returned none.
         is_unnamed = self._order is not None and self._order.submission is None
-        found = self._cluster.find(self._inputs.driver(self._order.id)) if self._order and is_unnamed else None
+        driver = self._cluster.find(self._inputs.driver(self._order.id)) if self._order and is_unnamed else None
         return DriverObservation(
             wanted=self._wanted_driver(),
             master=self._inputs.resources.master,
@@ -151,7 +151,7 @@ class Agent:
             report_age_s=now_s - self._reported_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
-            found=found,
+            found=driver,
             followed=self._followed,
             stop=self._signals.stop,
             force=self._signals.force,

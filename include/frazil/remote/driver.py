@@ -52,8 +52,8 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
     """Run the writer until it is stopped or caught up. Return the exit code. Raises FrazilError."""
     log_to_stderr()
     end_with_parent(os.getppid())
-    found = load_catalog(catalog)
-    folder = DriverFolder.open(found.load_table(table), stream)
+    loaded = load_catalog(catalog)
+    folder = DriverFolder.open(loaded.load_table(table), stream)
     order = folder.order()
     if order is None or order.id != driver:
         log.info("stream %r: a newer driver was submitted; this driver ends", stream)
@@ -66,7 +66,7 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
 
     def is_paused() -> bool:
         # Load the table again, because its credentials may expire after an hour.
-        return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
+        return DesiredStore(stream, loaded.load_table(table)).read().mode is DesiredMode.PAUSED
 
     with DriverReporter(folder, order, stream=stream, is_paused=is_paused) as reporter:
         try:

@@ -45,10 +45,10 @@ def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
         home = Path(tempfile.mkdtemp(prefix="frazil-home-"))
     environment["FRAZIL_HOME"] = str(home)
     if sent := environment.pop(CATALOG_VARIABLE, None):
-        found = json.loads(base64.b64decode(sent))
+        settings = json.loads(base64.b64decode(sent))
         file = home / FILE
         file.touch(mode=0o600)
-        configured = {"default-catalog": found["name"], "catalog": {found["name"]: found["properties"]}}
+        configured = {"default-catalog": settings["name"], "catalog": {settings["name"]: settings["properties"]}}
         # PyIceberg accepts only YAML's block form, and not a folded line.
         file.write_text(yaml.safe_dump(configured, default_flow_style=False, width=sys.maxsize))
         environment["PYICEBERG_HOME"] = str(home)

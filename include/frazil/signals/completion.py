@@ -159,15 +159,15 @@ def assess_group(
         bound_us = decided[spec.name].feed(spec).complete_until_us
         excluded = {*sinks.named_tables, sinks.default_table, sinks.dead_letter_table}
         excluded.update(spec.route.complete if spec.route else ())
-        found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in excluded}
+        group = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in excluded}
 
         def may_signal(cursor: Cursor | None) -> bool:
             if bound_us is None or cursor is None or cursor.grain is not grain:
                 return bound_us is not None
             return cursor.through_us + grain.us <= bound_us
 
-        names = [name for name, its in found.items() if reopened or may_signal(its.cursor)]
-        has_begun = any(its.cursor is not None for its in found.values())
+        names = [name for name, its in group.items() if reopened or may_signal(its.cursor)]
+        has_begun = any(its.cursor is not None for its in group.values())
         share = max(limit // max(len(names), 1), 1)
 
     def assess_one(name: str) -> Assessment | Exception | None:
@@ -176,12 +176,12 @@ def assess_group(
             if table is None:
                 return None
             begin_us = None
-            if has_begun and found[name].cursor is None and bound_us is not None:
+            if has_begun and group[name].cursor is None and bound_us is not None:
                 # The window of the table's first rows, but not of long ago.
                 open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
                 begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
                 begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
-            return _assess(table, [spec.for_member(name)], found[name], limit=share, decided=decided, begin_us=begin_us)
+            return _assess(table, [spec.for_member(name)], group[name], limit=share, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
             return error

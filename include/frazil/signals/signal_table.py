@@ -191,12 +191,12 @@ class TableSignals:
         return f"{signal.partition}|{signal.table}" if VALUE_PLACEHOLDER in self.table else signal.partition
 
     def held(self) -> list[Signal]:
-        found = list[Signal]()
+        signals = list[Signal]()
         for member in self.members():
             if member.cursor is not None and (starts := member.cursor.held):
                 newest = member.newest(from_us=min(starts), to_us=max(starts) + 1)
-                found += [s for s in newest.values() if not s.sent]
-        return found
+                signals += [s for s in newest.values() if not s.sent]
+        return signals
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
         """Return the last signal of each window of the table that begins in `[from, to)`."""
@@ -235,8 +235,8 @@ class TableSignals:
             named = StartsWith(term="table", value=prefix)
         signals = map(signal_from_row, self.signals_table.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
         since = {member.table: member.since if is_template else 0 for member in self.members()}
-        found = (s for s in signals if s.table in since and s.number > since[s.table])
-        return tuple(sorted(found, key=lambda s: s.number))
+        selected = (s for s in signals if s.table in since and s.number > since[s.table])
+        return tuple(sorted(selected, key=lambda s: s.number))
 
 
 def load_newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:

@@ -348,7 +348,7 @@ def _artifact_element(wanted: MavenCoordinates) -> str:
 
 def _failure_message(log: Path) -> str:
     text = log.read_text(errors="replace")
-    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND_PATTERN.findall(text)]
+    missing = [coordinates.replace("#", ":").replace(";", ":") for coordinates in _NOT_FOUND_PATTERN.findall(text)]
     if "No space left on device" in text:
         cause = f"the disk of {log.parent} is full"
     elif _UNTRUSTED_PATTERN.search(text):

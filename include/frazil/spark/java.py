@@ -120,10 +120,10 @@ def parse_major_version(output: str) -> int | None:
 def find_java_version(java: Path) -> str | None:
     """Return a version like 17.0.15, from the JDK's file `release` or by running `java`; None if unknown."""
     with suppress(OSError):
-        if found := re.search(
+        if match := re.search(
             r'^JAVA_VERSION="(.+)"$', (java.resolve().parents[1] / "release").read_text(), re.MULTILINE
         ):
-            return found[1]
+            return match[1]
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "([^"]+)"', output)
     return version[1] if version else None
@@ -136,8 +136,8 @@ def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
         if not java.is_file():
             raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but {java} does not exist. {_HOW_TO_INSTALL}")
         return java, "JAVA_HOME"
-    found = shutil.which("java", path=env.get("PATH", os.defpath))
-    if not found:
+    executable = shutil.which("java", path=env.get("PATH", os.defpath))
+    if not executable:
         text = f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
         raise EnvironmentUnusable(text)
-    return Path(found), "PATH"
+    return Path(executable), "PATH"

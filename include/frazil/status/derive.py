@@ -205,10 +205,10 @@ def _last_error(writer: Observation) -> Failure | None:
     """Return the writer's last error. The heartbeat may have it before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
-    found = end.cause if end else None
+    error = end.cause if end else None
     if heartbeat and heartbeat.cause and (end is None or heartbeat.written_at_ms > end.ended_at_ms):
-        found = heartbeat.cause
-    return replace(found, reason=shorten_error(found.reason)) if found else None
+        error = heartbeat.cause
+    return replace(error, reason=shorten_error(error.reason)) if error else None
 
 
 def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int) -> list[Failure]:
@@ -221,11 +221,11 @@ def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         reason, about = shorten_error(process.error.reason), f"the last writer ended with {describe_exit(process)}"
         name = "" if process.error.error == process.exit_name else process.error.error
-        found = replace(process.error, reason=reason, error=name, about=about)
+        error = replace(process.error, reason=reason, error=name, about=about)
         if process.exit_code == CircuitOpen.exit_code and known.accepted_since_end:
             accepted = f"rejected records were accepted {known.accepted}"
-            found = replace(found, reason=accepted, remedy="The next writer stores them as dead letters")
-        problems.append(found)
+            error = replace(error, reason=accepted, remedy="The next writer stores them as dead letters")
+        problems.append(error)
     if known.state is State.GIVEN_UP and given_up and (not observed.launch or observed.launch.id == given_up.subject):
         when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
         remedy = f"once the cause is fixed, `frazil resume {known.name}` starts the writer"
@@ -235,7 +235,7 @@ def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
-    found = (
+    refined = (
         _decided_state(known, now_ms=now_ms)
         or _unreachable_state(known, spec, now_ms=now_ms)
         or _stopped_state(known)
@@ -243,7 +243,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         or _delayed_state(known, spec, now_ms=now_ms)
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
-    state, reason = found
+    state, reason = refined
     failure = reason if isinstance(reason, Failure) else Failure(reason)
     level, rule = _LEVELS_AND_RULES[state]
     if state is State.STOPPED and not known.writer_failed:

@@ -56,8 +56,8 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 
 def explain_error(service: Service, error: Exception, about: str = "") -> Failure:
     """Explain an error, with its fix. Omits the stream, because it may concern several."""
-    found = explain(error, about)
-    return found if found.remedy else replace(found, remedy=_suggest_fix(service, error))
+    failure = explain(error, about)
+    return failure if failure.remedy else replace(failure, remedy=_suggest_fix(service, error))
 
 
 def _suggest_fix(service: Service, error: Exception) -> str:

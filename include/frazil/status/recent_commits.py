@@ -84,7 +84,7 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
     lately = [*takewhile(lambda snapshot: snapshot.timestamp_ms >= now_ms - DAY_MS, history)]
     measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(history) or 0)
-    found = replace(
+    recent = replace(
         compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
         measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
         measured_ms=now_ms - measured_since_ms,
@@ -97,11 +97,11 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
     )
     rejected = sum(parse_number(summary_value(snapshot, "frazil.rejected")) for snapshot in counted)
     if since_ms is None:
-        return replace(found, rejected_last_day=rejected)
+        return replace(recent, rejected_last_day=rejected)
     unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
     if unknown and not is_reset:
-        found = replace(found, last_hour=found.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
-    return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
+        recent = replace(recent, last_hour=recent.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
+    return replace(recent, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
 
 
 def counted_since(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> tuple[int | None, bool]:
@@ -125,14 +125,14 @@ def _history_start_ms(history: Sequence[Snapshot]) -> int | None:
 
 def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> list[CommitCounts]:
     """Return the stream's commits since `since_ms` and the last one before, newest first."""
-    found: list[CommitCounts] = []
+    commits: list[CommitCounts] = []
     for snapshot in history:
         summary = snapshot_summary(snapshot)
         if summary.get("frazil.stream") == stream and summary.get("frazil.commit-record"):
-            found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
+            commits.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
             if snapshot.timestamp_ms < since_ms:
                 break
-    return found
+    return commits
 
 
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
@@ -147,19 +147,19 @@ def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> 
 
 def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
     """Sum the stream's commits since `since_ms`. The snapshots are newest first."""
-    found = CommitSums()
+    sums = CommitSums()
     for snapshot in takewhile(lambda candidate: candidate.timestamp_ms >= since_ms, snapshots):
         summary = snapshot_summary(snapshot)
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
             dead = parse_number(summary.get("frazil.rejected"))
-            found.records += parse_number(summary["frazil.records"]) + dead
-            found.rejected += dead
-            found.stale += parse_number(summary.get("frazil.stale"))
+            sums.records += parse_number(summary["frazil.records"]) + dead
+            sums.rejected += dead
+            sums.stale += parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
-                found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
+                sums.reasons[name] = sums.reasons.get(name, Reason(0)) + reason
         elif is_replay(snapshot, stream):
-            found.replayed += parse_number(summary.get("frazil.records"))
-    return found
+            sums.replayed += parse_number(summary.get("frazil.records"))
+    return sums
 
 
 def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> RecentCommits:

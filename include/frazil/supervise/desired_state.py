@@ -105,15 +105,15 @@ class _DesiredStateFolder:
 
     def read(self) -> DesiredState | None:
         """Return the newest state, or None. Raises SpecError for a malformed object."""
-        found = self._read_object(self._path)
-        while (newer := self._read_object(self._path_after(found))) is not None:
-            if found is not None and newer.generation <= found.generation:
+        state = self._read_object(self._path)
+        while (newer := self._read_object(self._path_after(state))) is not None:
+            if state is not None and newer.generation <= state.generation:
                 raise SpecError(
-                    f"{self._path_after(found)} does not have a later generation than {found.generation}; overwrite "
+                    f"{self._path_after(state)} does not have a later generation than {state.generation}; overwrite "
                     "it with `frazil pause` or `frazil resume`"
                 )
-            found = newer
-        return found
+            state = newer
+        return state
 
     def put(self, desired: DesiredState, *, after: DesiredState | None) -> bool:
         """Append a state after the state `after`. Return False if another state already follows that one."""
@@ -142,8 +142,8 @@ class _DesiredStateFolder:
             ) from error
 
 
-def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
-    return reduce(_later_state, (state for state in found if state is not None), DesiredState())
+def _newest_state(states: Iterable[DesiredState | None]) -> DesiredState:
+    return reduce(_later_state, (state for state in states if state is not None), DesiredState())
 
 
 def _later_state(first: DesiredState, other: DesiredState) -> DesiredState:

@@ -191,15 +191,15 @@ class SupervisedApplication(SupervisedProgram):
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         now_ms = self.clock()
-        found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
-        specs = [stream.spec for stream in found if stream.spec is not None and not stream.removed]
+        files = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
+        specs = [stream.spec for stream in files if stream.spec is not None and not stream.removed]
         if any(spec.name == self.name for spec in specs):  # they would share a run folder, and end each other
             return UnreadableState(f"a stream and an application are both named {self.name!r}; rename one of them")
         application = group_applications(specs).get(self.name)
         if application is not None:
             self._application, self._missing_since_ms = application, None
             return ValidDeclaration(application.fingerprint())
-        if problems := [stream.problem for stream in found if stream.spec is None and stream.problem]:
+        if problems := [stream.problem for stream in files if stream.spec is None and stream.problem]:
             return UnreadableState("\n".join(problems))  # a file that was never valid might declare it
         self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
         return RemovedDeclaration(self._missing_since_ms)

@@ -355,9 +355,9 @@ class MetricsSettings:
 
 def _parse_address(text: str) -> tuple[str, range]:
     """Parse `host:port` or `host:first-last`. Return an empty host and no ports if the text is not valid."""
-    found = _LISTEN.fullmatch(text.strip())
-    if found is None:
+    match = _LISTEN.fullmatch(text.strip())
+    if match is None:
         return "", range(0)
-    first = int(found["first"])
-    last = int(found["last"] or first)
-    return found["host"].strip("[]"), range(first, last + 1) if last <= 65_535 else range(0)
+    first = int(match["first"])
+    last = int(match["last"] or first)
+    return match["host"].strip("[]"), range(first, last + 1) if last <= 65_535 else range(0)
