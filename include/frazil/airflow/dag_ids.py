@@ -56,8 +56,8 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
     if dag_id == MAINTENANCE_DAG:
         is_route = label is not None and label.startswith(ROUTE_PREFIX)
         return TaskSubject(label.removeprefix(ROUTE_PREFIX)) if label and is_route else TaskSubject(table=label)
-    named = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
-    return TaskSubject(*named)
+    texts = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
+    return TaskSubject(*texts)
 
 
 AGAIN_PREFIX = "frazil.again."

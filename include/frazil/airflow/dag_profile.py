@@ -62,11 +62,11 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 ) -> dict[str, Any]:
     """Return the arguments of a DAG. `purpose` is a tag; FRAZIL_DEFAULT_ARGS overrides `defaults`."""
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
-    named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
+    name_tags = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
     owners = sorted({spec.owner for spec in specs if spec.owner})
     return {
         "dag_display_name": display_name,
-        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= 100)},
+        "tags": {"frazil", purpose, *marks, *(tag for tag in name_tags if len(tag) <= 100)},
         "start_date": datetime(2026, 1, 1, tzinfo=UTC),
         "catchup": False,
         "default_args": {
@@ -116,10 +116,10 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
 
 
 def build_notifiers(
-    given: OnFailure | None, message_of: MessageOf = failure_message, variable: str = "FRAZIL_ON_FAILURE"
+    on_failure: OnFailure | None, message_of: MessageOf = failure_message, variable: str = "FRAZIL_ON_FAILURE"
 ) -> list[Call]:
     """Return the notifiers. Each finds the message under the key `frazil` of the task's context."""
-    calls = [given] if callable(given) else list(given or ())
+    calls = [on_failure] if callable(on_failure) else list(on_failure or ())
     return [with_message(call, message_of) for call in calls or _notifiers_from(variable)]
 
 

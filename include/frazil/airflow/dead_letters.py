@@ -87,14 +87,14 @@ def settle(streams: str) -> dict[str, Any]:
     by = f"{user}, Airflow" if user else f"the DAG run {context['dag_run'].run_id}"
     arguments = dlq_arguments(context["params"], run_name(context), by=by)
     log.info("frazil %s", " ".join(arguments))
-    done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
-    for line in done.stderr.splitlines():
+    process = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
+    for line in process.stderr.splitlines():
         log.info("%s", line)
-    if done.returncode:
-        words = done.stderr.strip().rpartition("\n")[2]
-        error = AirflowFailException if done.returncode in {2, *NO_RESTART_EXIT_CODES} else RuntimeError
-        raise error(f"exit code {done.returncode}: {words}")
-    result: dict[str, Any] = json.loads(done.stdout)
+    if process.returncode:
+        words = process.stderr.strip().rpartition("\n")[2]
+        error = AirflowFailException if process.returncode in {2, *NO_RESTART_EXIT_CODES} else RuntimeError
+        raise error(f"exit code {process.returncode}: {words}")
+    result: dict[str, Any] = json.loads(process.stdout)
     report(_result_text(result, dry=context["params"]["dry-run"]))
     if result.get("would-fail") and not result["would-land"]:
         raise AirflowFailException(f"a replay would change nothing: all would fail again. {' '.join(result['errors'])}")

@@ -43,8 +43,8 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
     clashes = find_conflicts(valid)
     for path, spec in valid.items():
         conflicts = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
-        before = streams.get(spec.name)
-        problem = "\n".join(filter(None, [before.problem if before else None, conflicts])) or None
+        existing = streams.get(spec.name)
+        problem = "\n".join(filter(None, [existing.problem if existing else None, conflicts])) or None
         streams[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
     return [streams[name] for name in sorted(streams)]
 

@@ -89,21 +89,21 @@ def _check_components() -> Iterator[Finding]:
 
 
 def _check_pool(session: Session) -> Iterator[Finding]:
-    wanted = os.environ.get(POOL_VARIABLE)
-    if not wanted:
+    pool_name = os.environ.get(POOL_VARIABLE)
+    if not pool_name:
         yield Finding(
             "pool", CheckState.WARNING, "Spark applications run in default_pool, limited only by its slots",
             f'airflow pools set frazil_spark 1 "Spark applications", and set {POOL_VARIABLE}=frazil_spark on all '
             'components',
         )  # fmt: skip
-    elif session.scalar(select(Pool).where(Pool.pool == wanted)) is None:
+    elif session.scalar(select(Pool).where(Pool.pool == pool_name)) is None:
         yield Finding(
             "pool", CheckState.WRONG,
-            f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: Spark tasks never start",
-            f'airflow pools set {wanted} 1 "Spark applications"',
+            f"{POOL_VARIABLE} names the pool {pool_name!r}, which Airflow does not have: Spark tasks never start",
+            f'airflow pools set {pool_name} 1 "Spark applications"',
         )  # fmt: skip
     else:
-        yield Finding("pool", CheckState.OK, f"Spark applications run in the pool {wanted!r}")
+        yield Finding("pool", CheckState.OK, f"Spark applications run in the pool {pool_name!r}")
 
 
 def _check_spark_connection(session: Session) -> Iterator[Finding]:

@@ -42,9 +42,9 @@ class EachAlert:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        left: Iterable[Message] = context[CONTEXT_KEY].each()
+        unsent: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(MAX_ATTEMPTS):
-            left, errors = self._send(context, left)
+            unsent, errors = self._send(context, unsent)
         if errors:
             raise errors[0]
 

@@ -55,8 +55,8 @@ class WriteLimit:
         since_s = now_s - self._tried_s
         if self._failed and since_s < RETRY_INTERVAL_S:
             return False
-        left = min(self._left + since_s / REFILL_INTERVAL_S, MAX_BURST)
-        return (state != self._published or since_s >= RENEW_INTERVAL_S) and left >= 1
+        credit = min(self._left + since_s / REFILL_INTERVAL_S, MAX_BURST)
+        return (state != self._published or since_s >= RENEW_INTERVAL_S) and credit >= 1
 
     def is_shown(self, state: str) -> bool:
         return state == self._published and not self._failed

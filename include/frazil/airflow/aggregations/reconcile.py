@@ -99,8 +99,8 @@ def read_first_day(store: AssetStore) -> date | None:
 
 
 def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    days, kept = {str(request.day) for request in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
-    return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
+    days, stored = {str(request.day) for request in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
+    return {day: at_ms for day, at_ms in stored.items() if day in days and isinstance(at_ms, int)}
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:

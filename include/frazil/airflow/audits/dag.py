@@ -79,11 +79,11 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     return dag
 
 
-def _to_hours(every: timedelta) -> int:
-    hours, rest = divmod(every, timedelta(hours=1))
-    if rest or hours not in PERMITTED_INTERVALS_H:
+def _to_hours(interval: timedelta) -> int:
+    hours, remainder = divmod(interval, timedelta(hours=1))
+    if remainder or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
-            f"audits cannot run every {format_duration(every)}: the interval must be whole hours that divide a day. "
+            f"audits cannot run every {format_duration(interval)}: the interval must be whole hours that divide a day. "
             f"Set {INTERVAL_VARIABLE} to one of {', '.join(f'{hours}h' for hours in PERMITTED_INTERVALS_H)}"
         )
     return hours

@@ -19,7 +19,7 @@ RETENTION = timedelta(days=7)
 
 
 def read_findings(store: AssetStore) -> dict[str, str]:
-    return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
+    return {stream: entry[2] for stream, entry in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(entry)}
 
 
 def read_last_audits(store: AssetStore) -> dict[str, str]:
@@ -40,38 +40,38 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
     audits = list(audits)
     if audits:
         store.set(LAST_AUDITS_KEY, read_last_audits(store) | {audit["stream"]: _audit_text(audit) for audit in audits})
-    before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
-    after = dict(before)
+    stored = {stream: entry for stream, entry in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(entry)}
+    findings = dict(stored)
     for audit in audits:
-        stream, kept = audit["stream"], before.get(audit["stream"])
+        stream, entry = audit["stream"], stored.get(audit["stream"])
         if audit["findings"]:
             begin, end = audit["from"], audit["to"]
             period = f"{stream}, committed from {begin} to {end}"
             sentence = f"{period}: {audit['findings']} findings. {audit['sentences'][0]}"
-            hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
-            with_kafka = audit["source"] or (kept is not None and WITH_KAFKA in kept[3:])
-            after[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]
-        elif kept and (_clears(audit, kept) or _is_old(kept, audit["to"])):
-            del after[stream]
-    if after != before:
-        store.set(FINDINGS_KEY, after)
+            hours = [min(begin, entry[0]), max(end, entry[1])] if entry else [begin, end]
+            with_kafka = audit["source"] or (entry is not None and WITH_KAFKA in entry[3:])
+            findings[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]
+        elif entry and (_clears(audit, entry) or _is_old(entry, audit["to"])):
+            del findings[stream]
+    if findings != stored:
+        store.set(FINDINGS_KEY, findings)
 
 
-def _clears(audit: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if not audit["complete"] or (WITH_KAFKA in kept[3:] and not audit["source"]):
+def _clears(audit: Mapping[str, Any], finding: Sequence[str]) -> bool:
+    if not audit["complete"] or (WITH_KAFKA in finding[3:] and not audit["source"]):
         return False
-    return bool(audit["from"] <= kept[0] and kept[1] <= audit["to"])
+    return bool(audit["from"] <= finding[0] and finding[1] <= audit["to"])
 
 
-def _is_old(kept: Sequence[str], current: str) -> bool:
-    return datetime.fromisoformat(current) - datetime.fromisoformat(kept[1]) > RETENTION
+def _is_old(finding: Sequence[str], current: str) -> bool:
+    return datetime.fromisoformat(current) - datetime.fromisoformat(finding[1]) > RETENTION
 
 
-def _is_finding(kept: Any) -> bool:
+def _is_finding(value: Any) -> bool:
     """Whether a stored value, which other users can write, has the format of `store_audits`."""
-    if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(text, str) for text in kept)):
+    if not (isinstance(value, list) and len(value) in {3, 4} and all(isinstance(text, str) for text in value)):
         return False
     try:
-        return all(parse_moment(text).tzinfo is not None for text in kept[:2])
+        return all(parse_moment(text).tzinfo is not None for text in value[:2])
     except ValueError:
         return False

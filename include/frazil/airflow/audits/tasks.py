@@ -53,8 +53,8 @@ def audit_all(
     results = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
     failed = find_failures(results, "the audit failed", "none of {} streams could be audited")
     audits = [answer for answer in results.values() if isinstance(answer, dict)]
-    off = {audited["stream"] for audited in audits if audited["findings"]}
-    failing = [stream for stream in results if stream in failed or stream in off]
+    with_findings = {audited["stream"] for audited in audits if audited["findings"]}
+    failing = [stream for stream in results if stream in failed or stream in with_findings]
     log.info("%d of %d streams have findings or failed: %s", len(failing), len(results), ", ".join(failing) or "none")
     return AuditResults(failing, audits)
 

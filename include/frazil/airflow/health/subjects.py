@@ -62,20 +62,20 @@ class RouteFindings:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
-        after, beyond = value.get("after"), value.get("beyond")
+        last_table, beyond = value.get("after"), value.get("beyond")
         rules_by_table = beyond.items() if isinstance(beyond, Mapping) else ()
         listed = {table: rules for table, rules in rules_by_table if isinstance(rules, list)}
         valid = {table: [rule for rule in rules if isinstance(rule, str)] for table, rules in listed.items()}
-        return cls(valid, after if isinstance(after, str) else "")
+        return cls(valid, last_table if isinstance(last_table, str) else "")
 
 
 def measure_route_share(
-    spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
+    spec: StreamSpec, specs: Sequence[StreamSpec], previous: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
     """Return the findings about all tables of the route, and a reading for each rule."""
     catalog = open_existing_catalog(spec.table.catalog)
     tables = find_template_tables(catalog, spec, specs)
-    share = select_share(before.after, [table.name for table in tables])
+    share = select_share(previous.after, [table.name for table in tables])
     by_name = {table.name: table for table in tables}
 
     def measure_table(name: str) -> list[Reading] | None:
@@ -89,15 +89,15 @@ def measure_route_share(
             return [Reading(UNMEASURED, 1, 0, text, f"{name} cannot be measured: {text}")]
         return None if health is None else [*evaluate_table_rules(health, table.settings, now_ms=now_ms)]
 
-    seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
-    for reading in (reading for found in seen.values() for reading in found or () if reading.is_beyond):
+    read = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
+    for reading in (reading for found in read.values() for reading in found or () if reading.is_beyond):
         log.warning("%s", reading.sentence)
-    known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
-    known |= {name: beyond for name, found in seen.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
-    evaluated = {UNMEASURED, *(reading.rule for found in seen.values() for reading in found or ())}
-    evaluated |= {rule for found in known.values() for rule in found}
-    after = RouteFindings(known, share[-1] if share else "")
-    return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
+    rules = {name: found for name, found in previous.beyond.items() if name in by_name and name not in read}
+    rules |= {name: beyond for name, found in read.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
+    evaluated = {UNMEASURED, *(reading.rule for found in read.values() for reading in found or ())}
+    evaluated |= {rule for found in rules.values() for rule in found}
+    findings = RouteFindings(rules, share[-1] if share else "")
+    return findings, [_reading(spec, rule, rules) for rule in sorted(evaluated)]
 
 
 def select_share(last: str, names: Sequence[str]) -> list[str]:
@@ -188,20 +188,20 @@ def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsP
 def build_watched_subjects(
     declared: Iterable[DeclaredStream],
     aggregations: Path | None,
-    kept: StoredState,
+    stored: StoredState,
     *,
     now_ms: int,
     expectations: Path | None = None,
 ) -> dict[str, WatchedSubject]:
-    """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
+    """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `stored`."""
     declared, catalogs = list(declared), Unresponsive()
     subjects = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
-    subjects |= {f"stream {stream.name}": _stream_subject(stream, kept, catalogs, now_ms) for stream in declared}
+    subjects |= {f"stream {stream.name}": _stream_subject(stream, stored, catalogs, now_ms) for stream in declared}
     valid = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for spec in valid for seen in list_windowed_views(spec)]
+    feeds = [windowed for spec in valid for windowed in list_windowed_views(spec)]
     specs: dict[str, StreamSpec] = {}
-    for seen in feeds:
-        specs.setdefault(seen.table.identifier, seen)
+    for windowed in feeds:
+        specs.setdefault(windowed.table.identifier, windowed)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
         subjects["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
@@ -214,19 +214,19 @@ def build_watched_subjects(
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
             windows = subjects.get(name) or WatchedSubject(Alerts(), list)
-            read = partial(_route_readings, name, spec, valid, kept.routes, windows, now_ms=now_ms)
+            read = partial(_route_readings, name, spec, valid, stored.routes, windows, now_ms=now_ms)
             subjects[name] = WatchedSubject(spec.maintenance.alerts, read, windows.dags, _catalog_of(spec))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            watched = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
+            watched = partial(_aggregation_readings, file, stored.first_days, now_ms) if alerts.enabled else list
             dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
             subjects[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
     return subjects
 
 
-def _stream_subject(stream: DeclaredStream, kept: StoredState, catalogs: Unresponsive, now_ms: int) -> WatchedSubject:
+def _stream_subject(stream: DeclaredStream, stored: StoredState, catalogs: Unresponsive, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         text = f"the declaration of stream {stream.name} has never been valid: {problem}"
@@ -237,7 +237,7 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, catalogs: Unrespo
         state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False, catalogs=catalogs)
         yield from evaluate_stream_rules(state, alerts, now_ms=now_ms)
         if alerts.enabled:
-            yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
+            yield audit_reading(spec.name, stored.audits.get(spec.name), stored.audited.get(spec.name))
 
     return WatchedSubject(alerts, read, catalog=_catalog_of(spec))
 
@@ -264,8 +264,8 @@ def _route_readings(  # noqa: PLR0913 - each source is an argument
     *,
     now_ms: int,
 ) -> Iterator[Reading]:
-    findings[name], seen = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
-    yield from seen
+    findings[name], readings = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+    yield from readings
     yield from windows.read()
 
 
@@ -286,13 +286,13 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
 def failed_runs(dag_id: str, limit: int) -> int | None:
     try:
         good = _newest_run_date(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
-        failed, before = 0, datetime.now(UTC) + timedelta(days=1)
+        failed, before_date = 0, datetime.now(UTC) + timedelta(days=1)
         while (
             failed < limit
-            and (bad := _newest_run_date(dag_id, DagRunState.FAILED, before))
+            and (bad := _newest_run_date(dag_id, DagRunState.FAILED, before_date))
             and (not good or bad > good)
         ):
-            failed, before = failed + 1, bad
+            failed, before_date = failed + 1, bad
     except Exception as error:
         log.warning("cannot read the runs of the DAG %s: %s", dag_id, error)
         return None
@@ -308,8 +308,8 @@ def is_dag_paused(dag_id: str) -> bool:
     return isinstance(answer, DagResult) and answer.is_paused
 
 
-def _newest_run_date(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
-    request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
+def _newest_run_date(dag_id: str, state: DagRunState, before_date: datetime) -> datetime | None:
+    request = GetPreviousDagRun(dag_id=dag_id, logical_date=before_date, state=state)
     answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):
         raise TypeError(f"{answer!r}")

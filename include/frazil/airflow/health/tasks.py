@@ -76,9 +76,9 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     threads = DaemonThreads(1, "tables")
     measured = threads.submit(partial(_measure_tables, tables, now_ms=now_ms))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
-        kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
-        subjects = build_watched_subjects(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_subjects(subjects, failed, is_paused, timeout_s=READ_TIMEOUT_S)
+        stored = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
+        subjects = build_watched_subjects(declared, aggregations, stored, now_ms=now_ms, expectations=expectations)
+        readings_by_name = read_subjects(subjects, failed, is_paused, timeout_s=READ_TIMEOUT_S)
     found = measured.result()
     threads.close()
     steps: dict[str, AlertStep] = {}
@@ -86,7 +86,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         alerts, reason = Alerts(), NO_LONGER_WATCHED
         readings: Iterable[Reading] | str = ()
         if name in subjects:
-            readings, alerts = seen[name], subjects[name].alerts
+            readings, alerts = readings_by_name[name], subjects[name].alerts
         elif name in tables:
             settings = tables[name].settings
             readings, alerts = _table_readings(found.get(name), settings, now_ms=now_ms), settings.alerts
@@ -95,11 +95,11 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             readings = f"a declaration is invalid: {'; '.join(problems)}"
         else:
             reason = "no stream declares it"
-        before = AlertStates.from_json(stored_mapping(store, name))
-        steps[name] = evaluate_readings(before, name, readings, alerts, now_ms=now_ms, unwatched=reason)
+        states = AlertStates.from_json(stored_mapping(store, name))
+        steps[name] = evaluate_readings(states, name, readings, alerts, now_ms=now_ms, unwatched=reason)
     changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
     export_health(found, changes["active"])
-    audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
+    audited = {stream.name: stored.audited.get(stream.name) for stream in declared}
     return {**changes, "due": _due_actions(found, tables), "audited": audited}
 
 
@@ -117,21 +117,21 @@ def _due_actions(
 
 @contextmanager
 def _stored_first_days(stores: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
-    known = {name: read_first_day(kept) for name, kept in stores.items()}
-    days = dict(known)
+    first_days = {name: read_first_day(stored) for name, stored in stores.items()}
+    days = dict(first_days)
     yield days
     for name, day in days.items():
-        if day is not None and known[name] is None:
+        if day is not None and first_days[name] is None:
             stores[name].set(FIRST_DAY_KEY, str(day))
 
 
 @contextmanager
 def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
-    kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
-    stored = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
+    items = stored_mapping(store, ROUTED_TABLES_KEY).items()
+    stored = {name: RouteFindings.from_json(findings) for name, findings in items if isinstance(findings, Mapping)}
     yield stored
     if stored:
-        store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in stored.items()})
+        store.set(ROUTED_TABLES_KEY, {name: findings.to_json() for name, findings in stored.items()})
 
 
 def _table_readings(health: TableHealth | str | None, settings: Maintenance, *, now_ms: int) -> Iterable[Reading] | str:
@@ -141,11 +141,11 @@ def _table_readings(health: TableHealth | str | None, settings: Maintenance, *, 
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
-    for name, made in steps.items():
-        store.set(name, made.states.to_json())
-    store.set(SUBJECTS_KEY, sorted(name for name, made in steps.items() if made.states.rules))
+    for name, step in steps.items():
+        store.set(name, step.states.to_json())
+    store.set(SUBJECTS_KEY, sorted(name for name, step in steps.items() if step.states.rules))
     changes = {
-        kind: [alert.to_json() for made in steps.values() for alert in getattr(made, kind)]
+        kind: [alert.to_json() for step in steps.values() for alert in getattr(step, kind)]
         for kind in ("fired", "resolved", "active")
     }
     for kind, level in (("active", logging.WARNING), ("resolved", logging.INFO)):

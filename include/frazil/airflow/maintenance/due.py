@@ -110,20 +110,20 @@ def due_tables(
     """
     declared = valid_specs(streams)
     by_session, routed = group_by_session(declared), routes_by_name(declared)
-    wanted = [name for name in names if not run.chosen or name in run.chosen]
+    chosen_names = [name for name in names if not run.chosen or name in run.chosen]
     stored = stored_mapping(store, CHECKS_KEY).items()
     tables = {name: table for name, value in stored if name in names and (table := CheckState.from_json(value))}
     busy = _find_busy(tables, run, states_of)
-    free = [name for name in wanted if name not in busy]
+    free = [name for name in chosen_names if name not in busy]
     intervals = {name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in free}
     chosen = tables_to_check(intervals, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES_PER_RUN]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
     due = _find_due_tables(chosen, by_session, routes_due, run, store)
-    due, left = due[:MAX_TABLES_PER_RUN], due[MAX_TABLES_PER_RUN:]
+    due, postponed = due[:MAX_TABLES_PER_RUN], due[MAX_TABLES_PER_RUN:]
     tables = {name: table if name in busy else CheckState(table.at_ms) for name, table in tables.items()}
-    tables |= {name: CheckState(run.moment_ms) for name in chosen if name not in left}
+    tables |= {name: CheckState(run.moment_ms) for name in chosen if name not in postponed}
     tables |= {name: CheckState(run.moment_ms, run.run_id, index) for index, name in enumerate(due)}
     store.set(CHECKS_KEY, {name: table.to_json() for name, table in tables.items()})
     return due

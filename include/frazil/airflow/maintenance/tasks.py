@@ -56,11 +56,11 @@ class RouteTables:
             return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
         answers = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
-        others = [name for name, error in answers.items() if isinstance(error, NotMadeByRoute)]
-        if others:
-            listed = ", ".join(others[:MAX_TABLES_PER_RUN])
+        unowned = [name for name, error in answers.items() if isinstance(error, NotMadeByRoute)]
+        if unowned:
+            listed = ", ".join(unowned[:MAX_TABLES_PER_RUN])
             log.info("not maintained, because %s did not create them: %s", self.name, listed)
-        maintained = {name: answer for name, answer in answers.items() if name not in others}
+        maintained = {name: answer for name, answer in answers.items() if name not in unowned}
         broken = find_failures(
             maintained, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
         )
@@ -78,20 +78,20 @@ class RouteTables:
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
         """Return the pass's start (ms) and its last cleaned table, at first empty; None if no pass is due."""
-        kept, now_ms = stored_mapping(store, _orphans_key(self.name)), clock.now_ms()
-        began_ms, after = kept.get("began-ms"), kept.get("after")
-        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
-            return (began_ms, after) if isinstance(after, str) and after else None
+        stored, now_ms = stored_mapping(store, _orphans_key(self.name)), clock.now_ms()
+        began_ms, last = stored.get("began-ms"), stored.get("after")
+        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (last or now_ms - began_ms < CLEANUP_INTERVAL_MS):
+            return (began_ms, last) if isinstance(last, str) and last else None
         return now_ms, ""
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
         """Clean the next tables, in a dry run the first ones. Raises AirflowFailException at the end for failures."""
-        began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
-        if after is None or not self.spec.maintenance.orphans.enabled:
+        began_ms, last_table = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
+        if last_table is None or not self.spec.maintenance.orphans.enabled:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
         catalog = open_existing_catalog(self.spec.table.catalog)
-        left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
-        batch, problems, deleted = left[:MAX_TABLES_PER_RUN], list[str](), 0
+        remaining = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > last_table]
+        batch, problems, deleted = remaining[:MAX_TABLES_PER_RUN], list[str](), 0
         neighbours = load_all_folders(catalog) if batch else []
         for table in batch:
             try:
@@ -108,11 +108,11 @@ class RouteTables:
             deleted += report.deleted
             problems += [report.sentence] if report.refused else []
         if not dry_run:
-            last = batch[-1].name if len(left) > len(batch) else ""
+            last = batch[-1].name if len(remaining) > len(batch) else ""
             store.set(_orphans_key(self.name), {"began-ms": began_ms, "after": last})
         if problems:
             raise AirflowFailException("\n".join(problems))
-        return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}
+        return {"tables": len(batch), "deleted": deleted, "tables-left": len(remaining) - len(batch)}
 
 
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:

@@ -255,8 +255,8 @@ def _check_and_carry_out(
         run_with_timeout(prepared.carry_out)
         if action is PageAction.RESET:
             return ActionResult(f"{subject.name} has its new position. Resume it to continue from there.")
-        done = f"The backfill of {subject.name} is abandoned, and its staged rows are removed."
-        return ActionResult(f"{done} Its run fails and is not retried.")
+        sentence = f"The backfill of {subject.name} is abandoned, and its staged rows are removed."
+        return ActionResult(f"{sentence} Its run fails and is not retried.")
     if action is PageAction.SEND_AGAIN:
         return ActionResult(run_with_timeout(lambda: _resend_day(spec, form, by=by)))
     change = partial(_set_desired, action, spec, by=by, reason=reason, generation=plan.generation)
@@ -291,13 +291,13 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
         DesiredStore(spec.application, None).resume(by=by, reason=reason)
     runs = LocalLauncher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
-    done = {
+    effect = {
         PageAction.PAUSE: paused,
         PageAction.RESUME: "is resumed",
         PageAction.RESTART: "is restarting with a new writer",
     }[action]
     where = "" if desired.is_with_table else " This applies to this host only, because the stream has no table yet."
-    return f"{spec.name} {done}.{where}"
+    return f"{spec.name} {effect}.{where}"
 
 
 def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:

@@ -181,10 +181,10 @@ def newest_run_id(dag_id: str) -> str | None:
 
 def next_run_id(dag_id: str, stream: str) -> str:
     """Return the id of the next run for the stream. If two users start a run at the same time, one start fails."""
-    ours = f"manual__{stream}."  # no stream has a dot in its name
-    newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
+    stem = f"manual__{stream}."  # no stream has a dot in its name
+    newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(stem, autoescape=True))
     with create_session() as session:
-        return f"{ours}{session.scalar(newest) or 0}"
+        return f"{stem}{session.scalar(newest) or 0}"
 
 
 def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:

@@ -110,8 +110,8 @@ def operations_page() -> FastAPI:
         from frazil.airflow.page import actions
         from frazil.operations.page_actions import PageAction
 
-        known = action in set(PageAction)
-        result = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if known else None
+        is_action = action in set(PageAction)
+        result = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if is_action else None
         if result is None:
             raise HTTPException(404, f"Airflow has no run {run} for {name}, or you may not see it")
         return json_response(result)
@@ -126,12 +126,12 @@ def operations_page() -> FastAPI:
         entry = log_action(requested.user, requested.action, subject.name, dag_id=subject.dag, form=form)
         by = {"user": requested.user.get_name(), "may_unpause": may_edit_dag(requested.user, requested.subject.dag)}
         try:
-            done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
+            result = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
         except HTTPException as error:
             log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
-        log_outcome(entry, f"done: {done.message}")
-        return json_response(done)
+        log_outcome(entry, f"done: {result.message}")
+        return json_response(result)
 
     @app.get("/runbook.html")
     def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
@@ -164,12 +164,12 @@ class AllowedAction:
 def authorize_action(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
     from frazil.operations.page_actions import PageAction
 
-    known = PageAction(action) if action in set(PageAction) else None
+    page_action = PageAction(action) if action in set(PageAction) else None
     try:
-        return _check_request(request, name, known, user)
+        return _check_request(request, name, page_action, user)
     except HTTPException as error:
-        if known is not None:
-            _log_refusal(request, user, known, name, error)
+        if page_action is not None:
+            _log_refusal(request, user, page_action, name, error)
         raise
 
 
@@ -281,8 +281,8 @@ def _view_response(view: Any) -> Response:
 
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a response with the value as JSON, in which all strings are safe to show."""
-    shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
-    return Response(shown, status, media_type="application/json", headers=HEADERS)
+    content = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
+    return Response(content, status, media_type="application/json", headers=HEADERS)
 
 
 def _safe(value: Any) -> Any:
@@ -314,12 +314,12 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return "another site sent the request"
     origin = headers.get("origin")
-    ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
+    own_hosts = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
     try:
-        known = origin is None or urlsplit(origin).netloc in ours
+        is_own = origin is None or urlsplit(origin).netloc in own_hosts
     except ValueError:  # such as http://[
-        known = False
-    return None if known else f"the request comes from {origin}"
+        is_own = False
+    return None if is_own else f"the request comes from {origin}"
 
 
 def is_permitted(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | None = DagAccessEntity.RUN) -> bool:
@@ -393,5 +393,5 @@ def render_runbook() -> str:
     for token in (child for parent in tokens for child in parent.children or ()):
         if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
             token.attrs = {}
-    shown = markdown.renderer.render(tokens, markdown.options, {})
-    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", shown)
+    html = markdown.renderer.render(tokens, markdown.options, {})
+    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", html)

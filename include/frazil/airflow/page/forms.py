@@ -64,9 +64,9 @@ def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
         reason = "it is not complete yet; its gate runs when it completes"
     else:
         reason = never_signalled_text(window, cursor) or "it is already signalled"
-    others = " and others" if len(held) > MAX_HELD_LISTED else ""
-    named = ", ".join(window.key for window in held[:MAX_HELD_LISTED]) + others
-    return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {named}" if held else "No window is held")
+    more_text = " and others" if len(held) > MAX_HELD_LISTED else ""
+    names = ", ".join(window.key for window in held[:MAX_HELD_LISTED]) + more_text
+    return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {names}" if held else "No window is held")
 
 
 def is_dry_run(form: Form) -> bool:

@@ -97,10 +97,10 @@ class PendingReads:
     costs: PendingAnswer[tuple[DayCost, ...]]
 
     @classmethod
-    def begin(cls, spec: StreamSpec, view_options: ViewOptions, shown: Period) -> Self:
+    def begin(cls, spec: StreamSpec, view_options: ViewOptions, period: Period) -> Self:
         request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
-        history_key = ("history", shown.hours, view_options.begin_ms, *key)
-        past = partial(fetch_history, spec, lookback_ms=clock.now_ms() - shown.begin_ms)
+        history_key = ("history", period.hours, view_options.begin_ms, *key)
+        past = partial(fetch_history, spec, lookback_ms=clock.now_ms() - period.begin_ms)
         specs = [stream.spec for stream in cached_declarations().value or () if stream.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
@@ -116,35 +116,35 @@ class PendingReads:
 
 
 def _build_view(stream: DeclaredStream, spec: StreamSpec, view_options: ViewOptions, *, may_act: bool) -> StreamView:
-    shown = Period.of(view_options.hours, view_options.begin_ms, view_options.end_ms, now_ms=clock.now_ms())
-    requests = PendingReads.begin(spec, view_options, shown)
+    period = Period.of(view_options.hours, view_options.begin_ms, view_options.end_ms, now_ms=clock.now_ms())
+    requests = PendingReads.begin(spec, view_options, period)
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     costs, dags = _gather(requests.costs), _gather(requests.dags).value
-    known, around = history.value or TableHistory(), _related_state(stream, dags)
-    recorded = drop_unfinished(known.past.points, clock.now_ms())
-    points = downsample(recorded, shown)
+    table_past, around = history.value or TableHistory(), _related_state(stream, dags)
+    recorded = drop_unfinished(table_past.past.points, clock.now_ms())
+    points = downsample(recorded, period)
     parts: dict[str, Answer[Any]] = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
     unreadable_parts = views.unreadable_parts(parts)
     if "The table" in unreadable_parts:
         unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back
-    partitions = list_partitions(known.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
+    partitions = list_partitions(table_past.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
     line = build_line(spec.name, spec, build_reading(stream, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
-    events = [event for event in known.past.events if shown.contains(event.at_ms)]
+    events = [event for event in table_past.past.events if period.contains(event.at_ms)]
     is_read = history.at_ms is not None and not history.problem
     audited = (views.last_measurement() or Measurement()).audited
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
         facts=describe_stream(spec, around.names),
-        has_commits=known.has_commits,
-        rejected=known.rejected,
-        changes=known.changes,
+        has_commits=table_past.has_commits,
+        rejected=table_past.rejected,
+        changes=table_past.changes,
         last_changes=answer.value.changes if answer.value else {},
-        backfill=known.backfill,
+        backfill=table_past.backfill,
         partitions=limit_partitions(partitions),
         partitions_in_all=len(partitions),
         runs=list_runs(runs.value),
@@ -160,7 +160,7 @@ def _build_view(stream: DeclaredStream, spec: StreamSpec, view_options: ViewOpti
         may_act=may_act,
         actions=possible_actions(spec, build_action_state(answer.value, history.value, is_read=is_read)),
         problems=unreported_problems(unreadable_parts, answer.value),
-        period=shown,
+        period=period,
         points=points,
         rates=add_arrivals(mean_rates(points, recorded), points),
         trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
@@ -200,9 +200,9 @@ def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
 
 
 def _related_state(stream: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
-    everything = cached_declarations().value or []
-    health_of_stream = views.group_health_by_stream(views.last_measurement(), everything)
-    specs = views.streams_by_table(everything)[views.table_key(stream.spec)] if stream.spec else ()
+    streams = cached_declarations().value or []
+    health_of_stream = views.group_health_by_stream(views.last_measurement(), streams)
+    specs = views.streams_by_table(streams)[views.table_key(stream.spec)] if stream.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(stream, None, dags)
     (windows,) = answer_cache().gather([views.request_windows(specs, CACHE_S)], timeout_s=0.3)

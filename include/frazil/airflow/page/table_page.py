@@ -58,8 +58,8 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     maintained = find_table(name)
     if maintained is None:
         return None
-    shown = find_visible_streams(maintained, select_visible)
-    if not shown:
+    visible = find_visible_streams(maintained, select_visible)
+    if not visible:
         return None
     answers, group, specs = answer_cache(), group_of(maintained.streams[0]), specs_for_table(maintained)
     key = tuple(stream.fingerprint() for stream in maintained.streams)
@@ -70,8 +70,8 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     routes = [request_status(spec) for spec in maintained.streams if spec.sinks.has_routed_tables]
     measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(maintained.identifier)
-    known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
-    dags = answers.request("Airflow", ("dags", name), known, keep_s=CACHE_S)
+    read_dags = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
+    dags = answers.request("Airflow", ("dags", name), read_dags, keep_s=CACHE_S)
     started_by = partial(_fetch_runs, specs[0]) if calendar else None
     runs = answers.request("Airflow", ("runs", name, key), started_by, keep_s=CACHE_S) if started_by else None
     (answer,) = answers.gather([shape], timeout_s=RESPONSE_TIMEOUT_S)
@@ -93,7 +93,7 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
         kind=maintained.kind,
         level=state.level,
         word=state.word,
-        streams=tuple(sorted(shown)),
+        streams=tuple(sorted(visible)),
         every=format_duration(maintained.settings.every),
         shape=files,
         calendar=shown_windows,

@@ -70,28 +70,28 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 
 def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
     declarations = cached_declarations()
-    everything = declarations.value or []
-    may = set(select_visible({stream.name: writer_dag_of(stream) for stream in everything}))
-    shown = [stream for stream in everything if stream.name in may]
-    answers, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
+    streams = declarations.value or []
+    may = set(select_visible({stream.name: writer_dag_of(stream) for stream in streams}))
+    visible = [stream for stream in streams if stream.name in may]
+    answers, keep_s = answer_cache(), max(CACHE_S, len(visible) / 5)  # refreshes at most 5 streams per second
     measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
-    writers = sorted({writer_dag_of(stream) for stream in everything})
+    writers = sorted({writer_dag_of(stream) for stream in streams})
     known_by = [*writers, *SHARED_DAGS]
     dags = answers.request("Airflow", ("dags of all", *known_by), partial(read_pauses, known_by), keep_s=CACHE_S)
-    _load_saved_overview(everything)
-    statuses = {stream.name: request_status(stream.spec, keep_s=keep_s) for stream in shown if stream.spec}
-    feeds = streams_by_table(everything)
+    _load_saved_overview(streams)
+    statuses = {stream.name: request_status(stream.spec, keep_s=keep_s) for stream in visible if stream.spec}
+    feeds = streams_by_table(streams)
     windows = {table: request_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
     known_now = any(answer.at_ms for answer in answers.gather(statuses.values(), timeout_s=0))
     timeout_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
     answered = dict(zip(statuses, answers.gather(statuses.values(), timeout_s=timeout_s), strict=True))
-    _save_overview(shown, answered)
+    _save_overview(visible, answered)
     known = dict(zip(windows, answers.gather(windows.values(), timeout_s=0), strict=True))
     (alerts,), (paused,) = answers.gather([measured], timeout_s=0.2), answers.gather([dags], timeout_s=0.1)
-    health_of_stream = group_health_by_stream(alerts.value, everything)
+    health_of_stream = group_health_by_stream(alerts.value, streams)
     now_ms = clock.now_ms()
     lines = []
-    for stream in shown:
+    for stream in visible:
         complete = known.get(table_key(stream.spec)) if stream.spec else None
         around = health_of_stream(stream, complete, paused.value)
         lines.append(
@@ -102,9 +102,9 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(declarations, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
-    shared = health_of_stream.active_alerts.get("", ()) if len(shown) == len(everything) else ()
+    shared = health_of_stream.active_alerts.get("", ()) if len(visible) == len(streams) else ()
     needs = tuple(OpenProblem(alert.sentence, alert.runbook) for alert in shared)
-    needs += find_measurement_problem(alerts.value, now_ms=now_ms) if shown else ()
+    needs += find_measurement_problem(alerts.value, now_ms=now_ms) if visible else ()
     text = build_headline(lines, airflow=airflow)
     return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, text)
 
@@ -123,14 +123,14 @@ def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
 
 def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
     """Save the overview, in another thread, for the next API server process."""
-    known = [
+    saved = [
         SavedStatus(stream.name, fingerprint_of(stream.spec), answer.at_ms, answer.value)
         for stream in streams
         if stream.spec and (answer := answered[stream.name]).value is not None and answer.at_ms is not None
     ]
-    if known:
+    if saved:
         file = _overview_file()
-        save = partial(save_statuses, file, known, now_ms=clock.now_ms())
+        save = partial(save_statuses, file, saved, now_ms=clock.now_ms())
         answer_cache().request("this host", ("saved", file), save, keep_s=SAVE_INTERVAL_S)
 
 
@@ -205,12 +205,12 @@ _fingerprints: dict[int, tuple[StreamSpec, str]] = {}
 
 def fingerprint_of(spec: StreamSpec) -> str:
     """Return the declaration's fingerprint, computed once per loaded declaration."""
-    known = _fingerprints.get(id(spec))
-    if known is None or known[0] is not spec:
+    cached = _fingerprints.get(id(spec))
+    if cached is None or cached[0] is not spec:
         if len(_fingerprints) >= MAX_FINGERPRINTS:
             _fingerprints.clear()
-        known = _fingerprints[id(spec)] = (spec, spec.fingerprint())
-    return known[1]
+        cached = _fingerprints[id(spec)] = (spec, spec.fingerprint())
+    return cached[1]
 
 
 def table_key(spec: StreamSpec) -> tuple[str | None, str]:

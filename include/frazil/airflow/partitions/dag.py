@@ -155,9 +155,9 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
 
 
 def _table_param(tables: list[str]) -> Param:
-    named = [table for table in tables if VALUE_PLACEHOLDER not in table]
-    if named != tables:  # the tables that a template creates are known only to the catalog
-        return Param(named[0] if named else "", type="string", minLength=3, examples=named, description="Table")
+    fixed = [table for table in tables if VALUE_PLACEHOLDER not in table]
+    if fixed != tables:  # the tables that a template creates are known only to the catalog
+        return Param(fixed[0] if fixed else "", type="string", minLength=3, examples=fixed, description="Table")
     return Param(tables[0], type="string", enum=tables, description="Table")
 
 

@@ -60,7 +60,7 @@ class PollingTrigger(BaseTrigger):
         """Return the event to fire, or None and a sentence that says why the task waits."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        shown = ShownState(self.log.info)
+        shown_state = ShownState(self.log.info)
         logged, wait_s = "", max(self.poll_seconds, MIN_DEFERRAL_S)
         logged_s: dict[str, float] = {}
         while True:
@@ -76,7 +76,7 @@ class PollingTrigger(BaseTrigger):
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
             fails = sentence.startswith(FAILED_PREFIX)
-            shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
+            shown_state.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
             is_news = (fails or logged.startswith(FAILED_PREFIX)) and mask_numbers(sentence) != mask_numbers(logged)
             now_s = time.monotonic()
             logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < MIN_LOG_INTERVAL_S}

@@ -77,12 +77,12 @@ def check_completeness(table: str, streams: Path, *, after: int, reopened: bool 
     """Return True if a window is complete or a signal has a number above `after`; otherwise False, and the reason."""
     specs = streams_feeding(streams, table)
     catalog = open_existing_catalog(specs[0].table.catalog)
-    seen = _assess(catalog, specs, reopened=reopened)
+    assessments = _assess(catalog, specs, reopened=reopened)
     number = TableSignals.load(catalog, table).number
-    if any(assessment.has_work for assessment in seen) or number > after:
+    if any(assessment.has_work for assessment in assessments) or number > after:
         return True, ""
-    if seen:
-        return False, seen[0].decision.reason
+    if assessments:
+        return False, assessments[0].decision.reason
     if is_template_view(specs[0]):
         return False, "no table has a window that may be complete"
     return False, f"the table {table} does not exist yet: its writer has not committed"
@@ -94,8 +94,8 @@ def _assess(
     if is_template_view(specs[0]):
         limit = MAX_GROUP_WINDOWS if limit == MAX_WINDOWS else limit
         return assess_group(catalog, specs[0], limit=limit, reopened=reopened)
-    seen = assess_table(catalog, specs, limit=limit)
-    return [] if seen is None else [seen]
+    assessment = assess_table(catalog, specs, limit=limit)
+    return [] if assessment is None else [assessment]
 
 
 def signal_complete_windows(table: str, streams: Path, context: Context, *, expectations: Path | None) -> list[str]:
@@ -103,9 +103,9 @@ def signal_complete_windows(table: str, streams: Path, context: Context, *, expe
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
-    seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
-    made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
-    for s in made:
+    assessments = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
+    sent = signal_windows(catalog, *assessments, clock_ms=clock.now_ms(), gates=gates)
+    for s in sent:
         word = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
         log.log(
             logging.INFO if s.sent else logging.ERROR,
@@ -113,25 +113,25 @@ def signal_complete_windows(table: str, streams: Path, context: Context, *, expe
             *(s.table, s.partition, word, s.revision, s.rows, s.late_rows, s.dead_letters),
             *(s.snapshot_id, f"; {s.note}" if s.note else ""),
         )
-    for waiting in seen[:MAX_EVENTS]:
+    for waiting in assessments[:MAX_EVENTS]:
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)
     signals = TableSignals.load(catalog, table)
     for member in signals.members():
         export_windows(member.table, member.cursor)
-    return _tasks_with_work(signals, context) if seen else []
+    return _tasks_with_work(signals, context) if assessments else []
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send missing events. Raises AirflowSkipException if none is missing, because a successful task sends an event."""
     asset = _assets_of(table)[name]
-    left = find_unsent_signals(_load_signals(table, streams), asset, context)
-    sending = dict(list(left.missing.items())[:MAX_EVENTS])
+    unsent = find_unsent_signals(_load_signals(table, streams), asset, context)
+    sending = dict(list(unsent.missing.items())[:MAX_EVENTS])
     if not sending:
         raise AirflowSkipException(f"Airflow already has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
     outlet.add_partitions(list(sending))
     outlet.extra = {key: window_facts(s) for key, s in sending.items()}
-    record_sending(sending, left.sent, asset, context)
+    record_sending(sending, unsent.sent, asset, context)
 
 
 def take_held_signals(table: str, streams: Path, context: Context) -> list[Signal]:
@@ -191,18 +191,18 @@ def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGa
     return None
 
 
-def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
-    head = head_of(seen.table.metadata)
+def _run_gate(suite: Path, assessment: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
+    head = head_of(assessment.table.metadata)
     if head is None:
         return {}
     properties = _spark_properties()
     requests = [
         GateRequest(
             suite=suite,
-            catalog=seen.specs[0].table.catalog,
-            table=seen.signals.table,
+            catalog=assessment.specs[0].table.catalog,
+            table=assessment.signals.table,
             snapshot_id=head.snapshot_id,
-            event_time=seen.specs[0].event_time.column,
+            event_time=assessment.specs[0].event_time.column,
             from_us=window.start_us,
             to_us=window.end_us,
             partition=window.key,
@@ -216,7 +216,7 @@ def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
     for window, result in zip(windows, results, strict=True):
         page = docs_url(result.docs)
         verb = "passes" if result.passed else "fails"
-        log.info("%s of %s, %d rows, %s its suite: %s", window, seen.signals.table, result.rows, verb, page)
+        log.info("%s of %s, %d rows, %s its suite: %s", window, assessment.signals.table, result.rows, verb, page)
         reason = None if result.passed else f"{'; '.join(result.failures)} ({page})"
         gate_results[window] = GateOutcome(result.passed, reason)
     return gate_results
@@ -224,12 +224,12 @@ def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mappi
 
 def _spark_properties() -> dict[str, str]:
     try:
-        named = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
+        path = extra_text(Connection.get(SPARK_CONNECTION).extra_dejson, "properties-file")
     except AirflowNotFoundException:
         return {}
-    if not named or not Path(named).is_file():
+    if not path or not Path(path).is_file():
         return {}
-    lines = [line.strip() for line in Path(named).read_text().splitlines()]
+    lines = [line.strip() for line in Path(path).read_text().splitlines()]
     pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and not line.startswith("#")]
     return {pair[0]: pair[1] for pair in pairs if len(pair) > 1}
 

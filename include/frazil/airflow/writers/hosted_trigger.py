@@ -143,14 +143,14 @@ class HostedStreamTrigger(UserActionTrigger):
         observed = DecisionInput(observation, declared, desired, policy, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
         decision = decide(observed, now_ms=now_ms)
-        known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
+        state = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
-            return HostedObservation(sentence, known=known, given_up=given_up)
+            return HostedObservation(sentence, known=state, given_up=given_up)
         launch, progress = observation.launch, str(observation.process)
         if launch is not None:
             progress = describe_progress(observation.heartbeat, launch, now_ms=clock.now_ms())
-        progress = describe_state(known.state, observation.heartbeat, otherwise=progress)
-        return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
+        progress = describe_state(state.state, observation.heartbeat, otherwise=progress)
+        return HostedObservation(sentence, known=replace(state, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
         if (

@@ -247,8 +247,8 @@ class WriterTrigger(UserActionTrigger):
         from frazil.status.derive import derive_from_decision  # loads PyIceberg, which the supervisor has loaded
         from frazil.status.state import StreamState
 
-        known = StreamState(self.stream)
-        return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
+        stream = StreamState(self.stream)
+        return derive_from_decision(stream, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
         """Record which run supervises the writer on this host, which may differ from the worker's host."""
@@ -310,11 +310,11 @@ class WriterTrigger(UserActionTrigger):
 
     def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins or ends, but not when only its numbers change."""
-        before, self._stall = self._stall, stall
-        if (before and before.kind) == (stall and stall.kind):
+        previous, self._stall = self._stall, stall
+        if (previous and previous.kind) == (stall and stall.kind):
             return
-        if stall is None and before is not None:
-            self.log.warning("%s: the stall (%s) is over.", self.stream, before.kind)
+        if stall is None and previous is not None:
+            self.log.warning("%s: the stall (%s) is over.", self.stream, previous.kind)
         elif stall is not None:
             self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.failure)
 
@@ -333,6 +333,6 @@ async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
             problem = f"the declaration refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
         fields = ("conn_type", "host", "login", "password", "schema", "port")
-        known = {field: getattr(connection, field) for field in fields}
-        connections[name] = json.dumps({**known, "extra": connection.extra_dejson})
+        values = {field: getattr(connection, field) for field in fields}
+        connections[name] = json.dumps({**values, "extra": connection.extra_dejson})
     return connections
