@@ -23,15 +23,15 @@ class DelayReason:
     reason: str = ""
 
 
-def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
+def find_complete_end_us(bound_us: int | None, held_us: Collection[int], grain: Grain) -> int | None:
     """Return the start of the first window that is open or held; None without `bound_us`."""
-    return None if bound_us is None else min([grain.floor(bound_us), *held])
+    return None if bound_us is None else min([grain.floor(bound_us), *held_us])
 
 
 def find_delay_reasons(
-    feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
+    feeds: Iterable[Feed], following: Window | None, held_keys: Iterable[str], *, now_us: int
 ) -> tuple[DelayReason, ...]:
-    feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
+    feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held_keys)
     if following is not None and following.end_us > now_us:
         return (DelayReason("time", f"the {following.grain} is not over"), *gates)
     waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
@@ -106,8 +106,8 @@ def build_partition_calendar(
     first, last = min(alike), max(alike)
     begin_us = max(first.start_us, last.end_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1))
     cells = [_partition_cell(w, files.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
-    shown = {window.key for window in waiting}
-    return Calendar(grain, tuple(replace(cell, backfilled=cell.key in shown) for cell in cells), None)
+    staged_keys = {window.key for window in waiting}
+    return Calendar(grain, tuple(replace(cell, backfilled=cell.key in staged_keys) for cell in cells), None)
 
 
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:

@@ -113,13 +113,13 @@ def count_rejected(
             reasons[name] = reasons.get(name, Reason(0)) + summary
             remaining[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
-        counted = _sum_counted_changes(range(first, last + 1), of_first, sum_by_span(changes.by, span))
-        for name, change in counted.items():
+        changes_by_class = _sum_counted_changes(range(first, last + 1), of_first, sum_by_span(changes.by, span))
+        for name, change in changes_by_class.items():
             remaining[name] = max(remaining[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
-            elif known := reasons.get(name):
-                reasons[name] = Reason(known.count)
+            elif reason := reasons.get(name):
+                reasons[name] = Reason(reason.count)
     rejected = [RejectedRecords(name, r.count, r.coordinates, remaining[name]) for name, r in reasons.items()]
     return sorted(rejected, key=lambda records: (-records.count, records.reason))
 

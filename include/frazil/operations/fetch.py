@@ -68,13 +68,13 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
         return None
     bound, cursor = complete_until_us(seen.feeds), seen.signals.cursor
     held_us = cursor.held if cursor else frozenset()
-    held = sorted(Window(us, cursor.grain).key for us in held_us) if cursor else []
+    held_keys = sorted(Window(us, cursor.grain).key for us in held_us) if cursor else []
     complete_us = find_complete_end_us(bound, held_us, seen.grain)
     complete = None if complete_us is None else format_time(complete_us)
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
-    holders = find_delay_reasons(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, seen.describe_delay())
+    holders = find_delay_reasons(seen.feeds, following, held_keys, now_us=clock.now_ms() * 1000)
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held_keys), holders, seen.describe_delay())
 
 
 def fetch_history(spec: StreamSpec, *, lookback_ms: int) -> TableHistory | None:
@@ -144,15 +144,15 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
-    seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
-    cursor = seen.signals.cursor if seen else None
-    if seen is None or cursor is None:
+    assessment = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
+    cursor = assessment.signals.cursor if assessment else None
+    if assessment is None or cursor is None:
         return None
-    since_us = cursor.through_us - SHOWN_PERIODS[seen.grain] // timedelta(microseconds=1)
-    signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
+    since_us = cursor.through_us - SHOWN_PERIODS[assessment.grain] // timedelta(microseconds=1)
+    signals = assessment.signals.newest(from_us=since_us, to_us=cursor.through_us)
     now_us = clock.now_ms() * 1000
-    through_us, reason = cursor.through_us, seen.decision.reason
-    return build_calendar(seen.grain, signals, through_us=through_us, now_us=now_us, waits_for=reason)
+    through_us, reason = cursor.through_us, assessment.decision.reason
+    return build_calendar(assessment.grain, signals, through_us=through_us, now_us=now_us, waits_for=reason)
 
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:

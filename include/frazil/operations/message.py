@@ -103,9 +103,9 @@ class Message:
             about = f", {problem.about}" if problem.about else ""
             return _one_line(f"frazil: {over}{problem.name}{about}", MAX_TITLE_CHARACTERS)
         kinds = Counter(problem.name for problem in self.problems).most_common()
-        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
-        more = ", …" if len(kinds) > MAX_TITLE_RULES else ""
-        return _one_line(f"frazil: {over}{len(self.problems):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
+        counts = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
+        ellipsis = ", …" if len(kinds) > MAX_TITLE_RULES else ""
+        return _one_line(f"frazil: {over}{len(self.problems):,} alerts: {counts}{ellipsis}", MAX_TITLE_CHARACTERS)
 
     @property
     def text(self) -> str:
@@ -146,11 +146,11 @@ class Message:
     def each(self) -> tuple[Message, ...]:
         """Return a message per alert. Alerts beyond `MAX_SEPARATE` share one. It resolves once none is active."""
         alone = [problem for problem in self.problems if problem.alone][: None if self.is_over else MAX_SEPARATE]
-        made = [replace(self, problems=(problem,), key=problem.key) for problem in alone]
-        rest = self.problems if self.is_over else tuple(problem for problem in self.problems if problem not in alone)
-        if rest and (not self.is_over or self.standing == 0):
-            made.append(replace(self, problems=rest, key=SEVERAL_KEY))
-        return tuple(made)
+        messages = [replace(self, problems=(problem,), key=problem.key) for problem in alone]
+        others = self.problems if self.is_over else tuple(problem for problem in self.problems if problem not in alone)
+        if others and (not self.is_over or self.standing == 0):
+            messages.append(replace(self, problems=others, key=SEVERAL_KEY))
+        return tuple(messages)
 
     def _listed_problems(self) -> tuple[ReportedProblem, ...]:
         return self.problems[:MAX_LISTED]
@@ -165,8 +165,8 @@ class Message:
         return [*begin, ("runbook", problem.runbook), ("page", page), *([("log", problem.log)] if problem.log else [])]
 
     def _closing_lines(self) -> list[str]:
-        more = len(self.problems) - MAX_LISTED
-        lines = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
+        unlisted = len(self.problems) - MAX_LISTED
+        lines = [f"And {unlisted:,} more: {self.overview or 'see Streams, in Airflow'}"] if unlisted > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.problems)):
             lines.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
         return lines
@@ -185,9 +185,9 @@ def build_message(
 
 def _incident_of(alert: Mapping[str, Any]) -> str:
     """Return the incident of an alert that a stream does not write; otherwise an empty string."""
-    subject, (rule, _, named) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
+    subject, (rule, _, stream_name) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
-    stream = named or (name if kind == "stream" else "")
+    stream = stream_name or (name if kind == "stream" else "")
     return f"stream {stream}/not writing" if stream and rule in NOT_WRITING_RULES else ""
 
 

@@ -213,20 +213,20 @@ def build_line(
 
 
 def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamState:
-    shown = partial(StreamState, spec.name, spec.table.identifier)
+    make_state = partial(StreamState, spec.name, spec.table.identifier)
     if reading.outdated:
-        return shown(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
+        return make_state(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
     waited_ms = 0 if reading.silent_since_ms is None else now_ms - reading.silent_since_ms
     if reading.silent_since_ms is not None and (reading.status is None or waited_ms >= GRACE_MS):
         sources = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka"
         level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
         sentence = f"{sources} has not responded since {format_utc(reading.silent_since_ms)}"
-        return shown(State.NO_ANSWER, level, sentence, "unmeasured")
+        return make_state(State.NO_ANSWER, level, sentence, "unmeasured")
     if reading.status is not None:
         return reading.status
     if reading.problem:
-        return shown(State.UNREADABLE, Level.BROKEN, reading.problem, "unmeasured")
-    return shown(State.LOADING)
+        return make_state(State.UNREADABLE, Level.BROKEN, reading.problem, "unmeasured")
+    return make_state(State.LOADING)
 
 
 def _informational_notes(state: StreamState) -> tuple[str, ...]:
@@ -273,8 +273,8 @@ def _declaration_problems(reading: StreamReading) -> Iterator[str]:
 
 def _limit_errors(errors: Sequence[str]) -> Iterator[str]:
     yield from errors[:MAX_ERRORS]
-    if more := len(errors[MAX_ERRORS:]):
-        yield f"{format_count(more, 'more error')}: run `frazil validate`"
+    if hidden := len(errors[MAX_ERRORS:]):
+        yield f"{format_count(hidden, 'more error')}: run `frazil validate`"
 
 
 def _paused_dag_problem(
@@ -325,9 +325,9 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
     rule, _, subject = alert.rule.partition(":")
     if rule == "freshness" and subject:
         return (subject,)
-    for before in ("stream ", "route of "):
-        if alert.subject.startswith(before):
-            return (alert.subject.removeprefix(before),)
+    for prefix in ("stream ", "route of "):
+        if alert.subject.startswith(prefix):
+            return (alert.subject.removeprefix(prefix),)
     return tables.get(alert.subject.removeprefix("windows of "), ())
 
 

@@ -177,9 +177,9 @@ def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -
     )
 
 
-def describe_changes(action: PageAction, before: str, after: str) -> str:
-    before_value, _, then_table = before.partition("/")
-    parts, _, by_table = after.partition("/")
+def describe_changes(action: PageAction, old_state: str, new_state: str) -> str:
+    before_value, _, then_table = old_state.partition("/")
+    parts, _, by_table = new_state.partition("/")
     was = dict(part.partition("=")[::2] for part in before_value.split(","))
     changes = [
         _CHANGE_TEXTS[name](was[name], value)
@@ -191,21 +191,17 @@ def describe_changes(action: PageAction, before: str, after: str) -> str:
     return ", and ".join(changes) or "the request does not confirm the shown plan"
 
 
-def _describe_dag_change(before: str, after: str) -> str:
-    if before == "None":
+def _describe_dag_change(old: str, new: str) -> str:
+    if old == "None":
         return "its DAG was added to Airflow"
     texts = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
-    return texts.get(after, "its DAG was removed from Airflow")
+    return texts.get(new, "its DAG was removed from Airflow")
 
 
-def _describe_backfill_change(before: str, after: str) -> str:
-    if not after:
-        return f"the backfill or replay {before} ended"
-    return (
-        f"the backfill or replay changed from {before} to {after}"
-        if before
-        else f"the backfill or replay {after} started"
-    )
+def _describe_backfill_change(old: str, new: str) -> str:
+    if not new:
+        return f"the backfill or replay {old} ended"
+    return f"the backfill or replay changed from {old} to {new}" if old else f"the backfill or replay {new} started"
 
 
 _CHANGE_TEXTS: Mapping[str, Callable[[str, str], str]] = {
@@ -371,8 +367,8 @@ def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool
         return f"The run waits, because the DAG {dag} is paused in Airflow: unpause it.", None
     failed = next((task for task in tasks if task.state in FAILED_TASKS), None)
     if failed is not None:
-        again = " and will be retried" if failed.state == "up_for_retry" else ""
-        return f"The task {failed.task} failed{again}: {failed.message or 'its log has the error'}", failed
+        retry_text = " and will be retried" if failed.state == "up_for_retry" else ""
+        return f"The task {failed.task} failed{retry_text}: {failed.message or 'its log has the error'}", failed
     if state == "success":
         reports = [task for task in tasks if task.message]
         text = "; ".join(dict.fromkeys(task.message.rstrip(".") for task in reports)) or "The run succeeded"

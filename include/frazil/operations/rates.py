@@ -87,13 +87,13 @@ def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, .
 
 def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, ...]:
     """Add the arrival rate: the records written, plus the change of the lag since the previous span."""
-    with_arrivals, before = list(rates), None
+    with_arrivals, previous = list(rates), None
     for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
-        adjoins = before is not None and span.at_ms - before.end_ms <= _max_gap_ms(span)
-        if before is not None and adjoins and before.lag is not None and span.lag is not None:
-            grown = (span.lag - before.lag) * 1000 / span.span_ms
+        adjoins = previous is not None and span.at_ms - previous.end_ms <= _max_gap_ms(span)
+        if previous is not None and adjoins and previous.lag is not None and span.lag is not None:
+            grown = (span.lag - previous.lag) * 1000 / span.span_ms
             with_arrivals[number] = replace(rate, arrived_per_s=max(rate.records_per_s + grown, 0.0))
-        before = span
+        previous = span
     return tuple(with_arrivals)
 
 

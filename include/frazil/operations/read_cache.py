@@ -184,8 +184,8 @@ class AnswerCache:
         since_s = self._unresponsive_since_s(entry)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = entry.waiting or entry.began_s is not None
-        known = (entry.value, entry.answered_ms, entry.problem, since_ms, entry.remembered)
-        return Answer(*known, is_refreshing=reading and self._is_old(entry), outdated=entry.outdated)
+        fields = (entry.value, entry.answered_ms, entry.problem, since_ms, entry.remembered)
+        return Answer(*fields, is_refreshing=reading and self._is_old(entry), outdated=entry.outdated)
 
     def _unresponsive_since_s(self, entry: _CacheEntry) -> float | None:
         """Return when a read became unresponsive. A queued read is unresponsive if every thread of its group is."""
@@ -258,16 +258,16 @@ class SavedStatus:
     status: StreamState
 
 
-def save_statuses(file: Path, known: Iterable[SavedStatus], *, now_ms: int) -> None:
+def save_statuses(file: Path, statuses: Iterable[SavedStatus], *, now_ms: int) -> None:
     """Merge these statuses into the file. Raises OSError."""
-    streams = {status.stream: status for status in (*load_statuses(file, now_ms=now_ms), *known)}
+    streams = {status.stream: status for status in (*load_statuses(file, now_ms=now_ms), *statuses)}
     replace_json(file, msgspec.to_builtins(list(streams.values())))
 
 
 def load_statuses(file: Path, *, now_ms: int) -> list[SavedStatus]:
     """Return the saved statuses of the last day; empty if another version wrote the file. Raises OSError."""
     try:
-        known = convert(read_json(file) or [], list[SavedStatus])
+        statuses = convert(read_json(file) or [], list[SavedStatus])
     except (ValueError, msgspec.ValidationError):
         return []
-    return [status for status in known if 0 <= now_ms - status.at_ms < MAX_SAVED_AGE_MS]
+    return [status for status in statuses if 0 <= now_ms - status.at_ms < MAX_SAVED_AGE_MS]

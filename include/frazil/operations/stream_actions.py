@@ -69,39 +69,39 @@ def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffset
 
 
 def find_target_offsets(
-    wanted: ResetTarget, *, seen: StateBeforeReset, available: AvailableOffsets, kafka: KafkaAdmin
+    target: ResetTarget, *, state: StateBeforeReset, available: AvailableOffsets, kafka: KafkaAdmin
 ) -> dict[TopicPartition, int]:
     """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
-    if wanted.to == "earliest":
+    if target.to == "earliest":
         return dict(available.first)
-    if wanted.to == "latest":
+    if target.to == "latest":
         return dict(available.end)
-    if wanted.to == "timestamp" and wanted.at is not None:
-        return clamp_to_available(kafka.offsets_at(wanted.at, available.first), available)
-    if wanted.to == "table":
-        if seen.unknown:
-            raise RolledBack(seen.unknown)
+    if target.to == "timestamp" and target.at is not None:
+        return clamp_to_available(kafka.offsets_at(target.at, available.first), available)
+    if target.to == "table":
+        if state.unknown:
+            raise RolledBack(state.unknown)
         return clamp_to_available(
-            clamp_to_truncations(keep_same_topics(seen.held, seen.source, available.source), available), available
+            clamp_to_truncations(keep_same_topics(state.held, state.source, available.source), available), available
         )
-    if wanted.to == "offsets" and wanted.offsets is not None:
-        check_available(wanted.offsets, available)
-        return {**_offsets_from_marker(seen, available, named=wanted.offsets), **wanted.offsets}
-    return _offsets_from_marker(seen, available)
+    if target.to == "offsets" and target.offsets is not None:
+        check_available(target.offsets, available)
+        return {**_offsets_from_marker(state, available, ends=target.offsets), **target.offsets}
+    return _offsets_from_marker(state, available)
 
 
 def _offsets_from_marker(
-    seen: StateBeforeReset, available: AvailableOffsets, *, named: Offsets | None = None
+    state: StateBeforeReset, available: AvailableOffsets, *, ends: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets that Kafka has. Raises MarkerUnreadable unless `named` has all topic-partitions."""
-    if seen.marker is None:
-        if named is not None and named.keys() == available.first.keys():
+    """Return the marker's offsets that Kafka has. Raises MarkerUnreadable unless `ends` has all topic-partitions."""
+    if state.marker is None:
+        if ends is not None and ends.keys() == available.first.keys():
             return {}
         raise MarkerUnreadable(
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    same = keep_same_topics(seen.marker.offsets, seen.marker.source, available.source)
+    same = keep_same_topics(state.marker.offsets, state.marker.source, available.source)
     return clamp_to_available(clamp_to_truncations(same, available), available)
 
 
@@ -110,8 +110,8 @@ def check_available(offsets: Offsets, available: AvailableOffsets) -> None:
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in available.first:
-            known = ", ".join(sorted(f"{t}-{p}" for t, p in available.first))
-            raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {known}")
+            names = ", ".join(sorted(f"{t}-{p}" for t, p in available.first))
+            raise NotInKafka(f"Kafka has no {topic}-{partition}; it has: {names}")
         if not available.first[tp] <= offset <= available.end[tp]:
             raise NotInKafka(
                 f"{topic}-{partition}: {offset} is not in the range that Kafka has, "
@@ -128,19 +128,19 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 
 
 def describe_consequences(
-    spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, available: AvailableOffsets
+    spec: StreamSpec, plan: Sequence[OffsetMove], *, state: StateBeforeReset, available: AvailableOffsets
 ) -> list[str]:
     sentences = []
-    if seen.rolled_back:
+    if state.rolled_back:
         sentences.append(
             "The table was rolled back to before the marker, so its rows, not the marker, show which records it has."
         )
-    if seen.unknown:
+    if state.unknown:
         sentences.append(
             "It is unknown which records the table has, and therefore which will be skipped or repeated: "
-            f"{seen.unknown}."
+            f"{state.unknown}."
         )
-    for topic in _recreated_topics(seen, available):
+    for topic in _recreated_topics(state, available):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
     skipped, missing = sum(m.skipped for m in plan), sum(m.deleted for m in plan)
     repeated = sum(m.repeated for m in plan)
@@ -159,21 +159,21 @@ def describe_consequences(
         sentences.append(
             f"It reads {format_count(repeated, 'offset')} again, although the table has them: {_REPEATED_TEXTS[merged]}"
         )
-    if not skipped and not repeated and not seen.unknown:
+    if not skipped and not repeated and not state.unknown:
         sentences.append("It skips no records, and reads no records again.")
     return sentences
 
 
-def _recreated_topics(seen: StateBeforeReset, available: AvailableOffsets) -> list[str]:
-    if seen.source is None:
+def _recreated_topics(state: StateBeforeReset, available: AvailableOffsets) -> list[str]:
+    if state.source is None:
         return []
     topics = sorted(available.source.topic_ids)
-    if seen.source.cluster_id != available.source.cluster_id:
+    if state.source.cluster_id != available.source.cluster_id:
         return topics
     return [
         t
         for t in topics
-        if seen.source.topic_ids.get(t, available.source.topic_ids[t]) != available.source.topic_ids[t]
+        if state.source.topic_ids.get(t, available.source.topic_ids[t]) != available.source.topic_ids[t]
     ]
 
 
@@ -242,69 +242,69 @@ def find_refusal(action: PageAction, spec: StreamSpec, state: ActionState) -> st
     return None
 
 
-def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str) -> PreparedAction:
+def plan_reset(spec: StreamSpec, request: ResetTarget, *, by: str) -> PreparedAction:
     """Read the table and Kafka, and return a reset's effects. Raises the errors of both, and AdoptionRequired."""
     opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
-        seen = read_state_before_reset(opened.tables)
-        if seen.marker_text is None:
+        state = read_state_before_reset(opened.tables)
+        if state.marker_text is None:
             raise AdoptionRequired(f"stream {spec.name!r} has not started, so it has no position to reset")
-        available = fetch_available(kafka, seen.marker)
-        target = find_target_offsets(wanted, seen=seen, available=available, kafka=kafka)
-    plan = compute_moves(spec, target, seen=seen, available=available)
-    consequences = describe_consequences(spec, plan, seen=seen, available=available)
+        available = fetch_available(kafka, state.marker)
+        target = find_target_offsets(request, state=state, available=available, kafka=kafka)
+    plan = compute_moves(spec, target, state=state, available=available)
+    consequences = describe_consequences(spec, plan, state=state, available=available)
     # Without the target: the end of a topic moves while the user reads the plan.
-    version_token = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
+    version_token = hashlib.sha256(f"{state.marker_text}|{request.to}|{request.at}".encode()).hexdigest()
 
     def carry_out() -> object:
         return carry_out_reset(
-            open_stream(spec).tables, wanted, target, plan=plan, seen=seen, available=available, by=by
+            open_stream(spec).tables, request, target, plan=plan, state=state, available=available, by=by
         )
 
     return PreparedAction(tuple(consequences), version_token, carry_out)
 
 
 def compute_moves(
-    spec: StreamSpec, target: Offsets, *, seen: StateBeforeReset, available: AvailableOffsets
+    spec: StreamSpec, target: Offsets, *, state: StateBeforeReset, available: AvailableOffsets
 ) -> tuple[OffsetMove, ...]:
     """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
-    marker = seen.marker
+    marker = state.marker
     if marker and marker.routed is not None and not (spec.sinks.has_routed_tables and spec.sinks.mode.merges):
-        held = keep_same_topics(marker.offsets, marker.source, available.source)
-        if again := sum(move.repeated for move in list_moves(target, current=held, available=available)):
+        current = keep_same_topics(marker.offsets, marker.source, available.source)
+        if count := sum(move.repeated for move in list_moves(target, current=current, available=available)):
             raise SpecError(
                 f"stream {spec.name!r} has or had a route. This reset would make it read "
-                f"{format_count(again, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
+                f"{format_count(count, 'offset')} again, and duplicate the rows that its tables have for them. Nothing "
                 f"was changed. To add rows that are missing from a table, run `frazil reset {spec.name} --to marker` "
                 f"and `frazil backfill {spec.name}`"
             )
-    return list_moves(target, current=keep_same_topics(seen.held, seen.source, available.source), available=available)
+    return list_moves(target, current=keep_same_topics(state.held, state.source, available.source), available=available)
 
 
 def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     tables: StreamTables,
-    wanted: ResetTarget,
+    request: ResetTarget,
     target: Offsets,
     *,
     plan: Sequence[OffsetMove],
-    seen: StateBeforeReset,
+    state: StateBeforeReset,
     available: AvailableOffsets,
     by: str,
 ) -> Marker:
     marker = marker_changes.reset(
-        tables, target=target, source=available.source, seen=seen, truncated_at=available.truncated_at
+        tables, target=target, source=available.source, seen=state, truncated_at=available.truncated_at
     )
-    record_action(tables.main.current(), tables.stream, reset_message(wanted, plan, by=by), at_ms=tables.clock_ms())
+    record_action(tables.main.current(), tables.stream, reset_message(request, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 
-def reset_message(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
+def reset_message(request: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
     did = " and ".join(skips + reads)
-    time = f" {format_utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
-    return f"the stream was reset to {wanted.to}{time} by {by}: it {did or 'skips no offsets and rereads none'}"
+    time = f" {format_utc(int(request.at.timestamp() * 1000))}" if request.at else ""
+    return f"the stream was reset to {request.to}{time} by {by}: it {did or 'skips no offsets and rereads none'}"
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:

@@ -194,8 +194,8 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
         changes.update(merge_counts(summary))
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(lookback_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
-    shown = (treatment for treatment in treatments if treatment.at_ms >= now_ms - lookback_ms)
-    past = replace(past, events=merge_treatments(past.events, shown))
+    recent = (treatment for treatment in treatments if treatment.at_ms >= now_ms - lookback_ms)
+    past = replace(past, events=merge_treatments(past.events, recent))
     head = head_of(dead_letters) if dead_letters else None
     return TableHistory(
         any(True for _ in commit_records(metadata, spec.name)),
@@ -307,15 +307,15 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     }
 
 
-def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
+def downsample(points: Sequence[Point], period: Period) -> tuple[Point, ...]:
     """Merge the period's points into one point per `span_ms`, oldest first. The last point may cover less time."""
     sampled: dict[int, Point] = {}
-    points = [point for point in points if shown.contains(point.at_ms)]
+    points = [point for point in points if period.contains(point.at_ms)]
     for point in points:
-        span_ms = max(shown.span_ms, point.span_ms)
+        span_ms = max(period.span_ms, point.span_ms)
         at_ms = span_start(point.at_ms, span_ms)
-        before = sampled.get(at_ms)
-        sampled[at_ms] = before.add(point) if before else replace(point, at_ms=at_ms, span_ms=span_ms)
+        earlier = sampled.get(at_ms)
+        sampled[at_ms] = earlier.add(point) if earlier else replace(point, at_ms=at_ms, span_ms=span_ms)
     if sampled:
         at_ms, last = sampled.popitem()
         sampled[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))

@@ -282,8 +282,8 @@ def search_routed(
     words = search.lower().split()
     hits = [name for name in listed if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
-    shown = (
+    routed = (
         RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
         for name in hits
     )
-    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(hits), len(listed))
+    return RoutedTables(tuple(islice(routed, MAX_ROUTED_TABLES)), len(hits), len(listed))

@@ -49,12 +49,12 @@ SPEC = validate_stream(
 
 
 def target(to: str, seen: StateBeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
-    return find_target_offsets(ResetTarget(to, **more), seen=seen, available=NOW, kafka=NO_KAFKA)
+    return find_target_offsets(ResetTarget(to, **more), state=seen, available=NOW, kafka=NO_KAFKA)
 
 
 def said(to: str, seen: StateBeforeReset = SEEN) -> str:
     plan = list_moves(target(to, seen), current=seen.held, available=NOW)
-    return " ".join(describe_consequences(SPEC, plan, seen=seen, available=NOW))
+    return " ".join(describe_consequences(SPEC, plan, state=seen, available=NOW))
 
 
 def test_reset_to_marker_continues_at_the_marker_or_the_first_remaining_offset():
@@ -88,9 +88,9 @@ def test_positions_that_depend_on_unknown_state_are_refused():
 
 def test_after_a_log_was_truncated_the_stream_continues_there_and_reads_nothing_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, truncated_at={("t", 1): 25})
-    assert find_target_offsets(ResetTarget("marker"), seen=SEEN, available=cut, kafka=NO_KAFKA)["t", 1] == 25
+    assert find_target_offsets(ResetTarget("marker"), state=SEEN, available=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, current=SEEN.held, available=cut)
-    text = " ".join(describe_consequences(SPEC, plan, seen=SEEN, available=cut))
+    text = " ".join(describe_consequences(SPEC, plan, state=SEEN, available=cut))
     assert "Kafka's log of t-1 was truncated at offset 25" in text
     assert "new records at 15 offsets whose old records are in the table" in text
     assert "again" not in text
