@@ -98,14 +98,14 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
             )
         available = fetch_available(kafka, seen.marker)
         try:
-            target = find_target_offsets(choice, seen=seen, available=available, kafka=kafka)
+            target = find_target_offsets(choice, state=seen, available=available, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = compute_moves(spec, target, seen=seen, available=available)
+    plan = compute_moves(spec, target, state=seen, available=available)
     _print_moves(plan, spec, seen, available, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(
-        open_stream(spec).tables, choice, target, plan=plan, seen=seen, available=available, by=current_user()
+        open_stream(spec).tables, choice, target, plan=plan, state=seen, available=available, by=current_user()
     )
     output.say(describe_next_step(stream, marker.key.epoch, LocalLauncher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
@@ -144,7 +144,7 @@ def _print_moves(
         for m in plan
     ]
     output.table(columns, rows, numbers=frozenset(columns[1:]))
-    for sentence in describe_consequences(spec, plan, seen=seen, available=available):
+    for sentence in describe_consequences(spec, plan, state=seen, available=available):
         output.say(sentence)
     if LocalLauncher(spec.name).observe().process.is_alive:
         output.say(

@@ -48,7 +48,7 @@ MIN_UNREADABLE_MS = 60_000
 
 
 def derive_from_decision(
-    known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
+    stream: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
     heartbeat, given_up = observed.heartbeat, observed.notes.given_up
     row = consecutive_crashes(observed, decision, now_ms=now_ms)
@@ -62,7 +62,7 @@ def derive_from_decision(
     is_outage = row and state in _STATES_BY_EXIT_CODE.values()
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
-        known,
+        stream,
         state=state,
         level=level,
         sentence=describe_state(state, heartbeat, otherwise=sentence),
@@ -80,11 +80,11 @@ def derive_from_decision(
 
 def _failing_since_ms(observed: DecisionInput, row: Sequence[ExitRecord]) -> int:
     """Return when the service of the exits in `row`, newest first, began to fail: at best, when a writer stalled."""
-    first, before = row[-1], next(iter(observed.exits[-len(row) - 1 : -len(row)]), None)
+    first, previous = row[-1], next(iter(observed.exits[-len(row) - 1 : -len(row)]), None)
     # Writers that cannot take over have no stall. The writer before them may have one.
-    if before and before.code == first.code and not first.committed and first.stalled_since_ms is None:
-        recent = first.ended_at_ms - before.ended_at_ms <= observed.policy.crash_window_ms
-        first = before if recent else first
+    if previous and previous.code == first.code and not first.committed and first.stalled_since_ms is None:
+        recent = first.ended_at_ms - previous.ended_at_ms <= observed.policy.crash_window_ms
+        first = previous if recent else first
     return first.stalled_since_ms or first.ended_at_ms
 
 
@@ -171,7 +171,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     if launch is None:
         return WriterProcess(state=observation.process)
     process, epoch = launch.writer or launch.parent, heartbeat.epoch if heartbeat else None
-    known = WriterProcess(
+    described = WriterProcess(
         state=observation.process,
         foreground=launch.kind is LaunchKind.FOREGROUND,
         application=launch.application if launch.kind is LaunchKind.HOSTED else None,
@@ -179,7 +179,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     )
     if observation.process.is_alive:
         return replace(
-            known,
+            described,
             pid=process.pid if process else None,
             phase=heartbeat.phase if heartbeat else None,
             batch_records=heartbeat.batch_records if heartbeat else 0,
@@ -188,17 +188,17 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is not None:
-        return _with_end(known, end)
+        return _with_end(described, end)
     if heartbeat is None:
-        return known
+        return described
     # The process that recorded no exit code yet is about to do so.
     code = 0 if heartbeat.phase is Phase.ENDED and heartbeat.cause is None else None
-    return replace(known, exit_code=code, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.cause)
+    return replace(described, exit_code=code, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.cause)
 
 
-def _with_end(known: WriterProcess, end: ExitRecord) -> WriterProcess:
+def _with_end(process: WriterProcess, end: ExitRecord) -> WriterProcess:
     name = error_name(end.code) or None
-    return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.cause)
+    return replace(process, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.cause)
 
 
 def _last_error(writer: Observation) -> Failure | None:
@@ -211,64 +211,64 @@ def _last_error(writer: Observation) -> Failure | None:
     return replace(error, reason=shorten_error(error.reason)) if error else None
 
 
-def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int) -> list[Failure]:
-    process, given_up, problems = known.writer, observed.notes.given_up, list[Failure]()
+def process_problems(stream: StreamState, observed: DecisionInput, *, now_ms: int) -> list[Failure]:
+    process, given_up, problems = stream.writer, observed.notes.given_up, list[Failure]()
     if process.stale and process.heartbeat_at_ms is not None:
         silent = format_elapsed(now_ms - process.heartbeat_at_ms)
         alive = f"pid {process.pid} is alive, but its heartbeat is {silent} old, so its state may be outdated"
         problems.append(Failure(alive))
-    if process.error and not known.reset_since_end:
+    if process.error and not stream.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         reason, about = shorten_error(process.error.reason), f"the last writer ended with {describe_exit(process)}"
         name = "" if process.error.error == process.exit_name else process.error.error
         error = replace(process.error, reason=reason, error=name, about=about)
-        if process.exit_code == CircuitOpen.exit_code and known.accepted_since_end:
-            accepted = f"rejected records were accepted {known.accepted}"
+        if process.exit_code == CircuitOpen.exit_code and stream.accepted_since_end:
+            accepted = f"rejected records were accepted {stream.accepted}"
             error = replace(error, reason=accepted, remedy="The next writer stores them as dead letters")
         problems.append(error)
-    if known.state is State.GIVEN_UP and given_up and (not observed.launch or observed.launch.id == given_up.subject):
+    if stream.state is State.GIVEN_UP and given_up and (not observed.launch or observed.launch.id == given_up.subject):
         when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
-        remedy = f"once the cause is fixed, `frazil resume {known.name}` starts the writer"
+        remedy = f"once the cause is fixed, `frazil resume {stream.name}` starts the writer"
         problems.append(Failure(f"the supervisor gave up {when}; {remedy}"))
     return problems
 
 
-def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+def refine_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
     refined = (
-        _decided_state(known, now_ms=now_ms)
-        or _unreachable_state(known, spec, now_ms=now_ms)
-        or _stopped_state(known)
-        or _state_without_writer(known, spec, now_ms=now_ms)
-        or _delayed_state(known, spec, now_ms=now_ms)
-        or _state_without_problems(known, spec, now_ms=now_ms)
+        _decided_state(stream, now_ms=now_ms)
+        or _unreachable_state(stream, spec, now_ms=now_ms)
+        or _stopped_state(stream)
+        or _state_without_writer(stream, spec, now_ms=now_ms)
+        or _delayed_state(stream, spec, now_ms=now_ms)
+        or _state_without_problems(stream, spec, now_ms=now_ms)
     )
     state, reason = refined
     failure = reason if isinstance(reason, Failure) else Failure(reason)
     level, rule = _LEVELS_AND_RULES[state]
-    if state is State.STOPPED and not known.writer_failed:
+    if state is State.STOPPED and not stream.writer_failed:
         level = Level.TROUBLE
-    if state is State.STARTING and known.writer.pid is not None:
+    if state is State.STARTING and stream.writer.pid is not None:
         level = Level.WELL
-    if state is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
+    if state is State.STALLED and _may_advance_by_itself(stream, spec, now_ms=now_ms):
         level = Level.QUIET
-    if state is State.TABLE_UNREADABLE and now_ms - (known.unread_since_ms or 0) < MIN_UNREADABLE_MS:
+    if state is State.TABLE_UNREADABLE and now_ms - (stream.unread_since_ms or 0) < MIN_UNREADABLE_MS:
         level = Level.TROUBLE
-    if state is State.SLOW and (known.backpressure_ms or 0) < slow_after_ms(spec):
+    if state is State.SLOW and (stream.backpressure_ms or 0) < slow_after_ms(spec):
         level = Level.QUIET
-    problems = known.problems
+    problems = stream.problems
     if state in OUTAGES:  # the cause first, and once
-        others = (problem for problem in problems if known.stall is None or problem != known.stall.failure)
+        others = (problem for problem in problems if stream.stall is None or problem != stream.stall.failure)
         others = (replace(problem, remedy="") if problem.remedy == failure.remedy else problem for problem in others)
         problems = drop_repeats((failure, *others))
-    return replace(known, state=state, level=level, sentence=str(failure), rule=rule, problems=problems)
+    return replace(stream, state=state, level=level, sentence=str(failure), rule=rule, problems=problems)
 
 
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
     """Remove problems whose reason is part of the first problem's reason."""
     first = problems[0].reason if problems else ""
-    others = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in first)
-    return (*problems[:1], *others)
+    distinct = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in first)
+    return (*problems[:1], *distinct)
 
 
 def slow_after_ms(spec: StreamSpec) -> int:
@@ -276,137 +276,137 @@ def slow_after_ms(spec: StreamSpec) -> int:
     return max(MIN_SLOW_MS, spec.commit.interval // timedelta(milliseconds=2))
 
 
-def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
+def _may_advance_by_itself(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
     """Whether only the watermark stands still, not yet long enough for an alert: some sources pause regularly."""
-    stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
+    stall, hold_ms = stream.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
     return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 
 
 _StateAndReason = tuple[State, Failure | str]
 
 
-def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndReason | None:
-    if known.state is State.PAUSED:
-        return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
-    if known.state is State.GIVEN_UP:
-        sentence = "; ".join(map(str, known.problems[: 2 if known.writer.error else 1])) or known.given_up
-        return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
-    if known.state is State.CRASH_LOOPING:
-        crashes = f"its writer ended {format_count(known.crashes, 'time')} in a row without a commit"
-        return State.CRASH_LOOPING, next(iter(known.problems), crashes)
+def _decided_state(stream: StreamState, *, now_ms: int) -> _StateAndReason | None:
+    if stream.state is State.PAUSED:
+        return State.PAUSED, f"paused {describe_desired(stream, now_ms=now_ms)}"
+    if stream.state is State.GIVEN_UP:
+        sentence = "; ".join(map(str, stream.problems[: 2 if stream.writer.error else 1])) or stream.given_up
+        return State.GIVEN_UP, sentence or f"Fix the cause, then resume {stream.name}"
+    if stream.state is State.CRASH_LOOPING:
+        crashes = f"its writer ended {format_count(stream.crashes, 'time')} in a row without a commit"
+        return State.CRASH_LOOPING, next(iter(stream.problems), crashes)
     return None
 
 
-def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
-    if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
+def _unreachable_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
+    if stream.state not in _STATES_BY_EXIT_CODE.values() or stream.unreachable_since_ms is None:
         return None
     # A writer that has just been started has no problem yet; the last one ended with the cause.
-    cause = replace(known.last_error, error="") if known.last_error else Failure(known.sentence)
-    return _outage(known, spec, next(iter(known.problems), cause), now_ms=now_ms)
+    cause = replace(stream.last_error, error="") if stream.last_error else Failure(stream.sentence)
+    return _outage(stream, spec, next(iter(stream.problems), cause), now_ms=now_ms)
 
 
-def _outage(known: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: int) -> _StateAndReason:
-    since_ms = known.unreachable_since_ms
+def _outage(stream: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: int) -> _StateAndReason:
+    since_ms = stream.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
-    verb = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
+    verb = "works" if stream.state is State.STORAGE_UNAVAILABLE else "does"
     outlook = f"nothing is lost, and the writer continues by itself once it {verb}"
-    if known.writer.only_users_start:
-        outlook = f"nothing is lost. The writer tries again; if it has ended, `frazil run {known.name}` starts it"
-    match known.state:
+    if stream.writer.only_users_start:
+        outlook = f"nothing is lost. The writer tries again; if it has ended, `frazil run {stream.name}` starts it"
+    match stream.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return known.state, Failure(f"Kafka at {servers} has not answered{lasted}; {outlook}", brokers_remedy())
+            return stream.state, Failure(f"Kafka at {servers} has not answered{lasted}; {outlook}", brokers_remedy())
         case State.CATALOG_UNAVAILABLE:
             about = f"the catalog {spec.table.catalog or 'default'!r} has not accepted a commit{lasted}; {outlook}"
         case State.STORAGE_UNAVAILABLE:
-            about = f"the storage of {known.table} has failed{lasted}; {outlook}"
+            about = f"the storage of {stream.table} has failed{lasted}; {outlook}"
         case _:
             trying = f"; the writer has been trying again{lasted}" if lasted else ""
-            return known.state, replace(cause, reason=f"{cause.reason}{trying}")
-    return known.state, replace(cause, about=f"{about}: {cause.about}" if cause.about else about)
+            return stream.state, replace(cause, reason=f"{cause.reason}{trying}")
+    return stream.state, replace(cause, about=f"{about}: {cause.about}" if cause.about else about)
 
 
-def _stopped_state(known: StreamState) -> _StateAndReason | None:
-    writer, first = known.writer, next(iter(known.problems), None)
-    if known.table_exists is None and known.state not in OUTAGES:
-        return State.TABLE_UNREADABLE, known.unread or first or ""
-    if known.missing is not None:
-        return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
-    if known.replaced_exit and writer.pid is not None:
-        return State.STARTING_AGAIN, f"the last writer ended with {known.replaced_exit}; the next one is starting"
-    if known.writer_failed:
+def _stopped_state(stream: StreamState) -> _StateAndReason | None:
+    writer, first = stream.writer, next(iter(stream.problems), None)
+    if stream.table_exists is None and stream.state not in OUTAGES:
+        return State.TABLE_UNREADABLE, stream.unread or first or ""
+    if stream.missing is not None:
+        return State.ANOTHER_TABLE if stream.table_exists else State.NO_TABLE, stream.missing
+    if stream.replaced_exit and writer.pid is not None:
+        return State.STARTING_AGAIN, f"the last writer ended with {stream.replaced_exit}; the next one is starting"
+    if stream.writer_failed:
         ended = first or Failure(f"its last writer ended with {describe_exit(writer)}")
-        if known.replaced_exit:
+        if stream.replaced_exit:
             return State.STARTING_AGAIN, replace(ended, reason=f"{ended.reason}; its supervisor starts the next one")
         if not writer.error or (writer.exit_code or 0) > 128:  # another error names its own remedy
-            ended = replace(ended, reason=f"{ended.reason}; {_start_remedy(known)}")
+            ended = replace(ended, reason=f"{ended.reason}; {_start_remedy(stream)}")
         return State.STOPPED, ended
     return None
 
 
-def _state_without_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
-    writer = known.writer
-    if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
+def _state_without_writer(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
+    writer = stream.writer
+    if writer.pid is not None or not writer.has_ended or stream.commits_elsewhere:
         return None
-    since_ms = max(writer.ended_at_ms or 0, known.desired_at_ms or 0, known.reset_at_ms or 0)
+    since_ms = max(writer.ended_at_ms or 0, stream.desired_at_ms or 0, stream.reset_at_ms or 0)
     # A supervisor starts the next writer within its longest backoff.
     if not writer.foreground and abs(now_ms - since_ms) <= SupervisionPolicy.for_stream(spec).max_backoff_ms:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
-    if known.reset_since_end:
-        return State.STOPPED, describe_reset(known, now_ms=now_ms)
+    if stream.reset_since_end:
+        return State.STOPPED, describe_reset(stream, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
-    waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    remedy = _start_remedy(known)
+    waiting = f", and {format_count(stream.lag, 'record', 'waits|wait')}" if stream.lag else ""
+    remedy = _start_remedy(stream)
     return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {remedy}"
 
 
-def _start_remedy(known: StreamState) -> str:
-    if known.writer.only_users_start:
-        return f"`frazil run {known.name}` starts the next one"
+def _start_remedy(stream: StreamState) -> str:
+    if stream.writer.only_users_start:
+        return f"`frazil run {stream.name}` starts the next one"
     return "check that its DAG runs in Airflow"
 
 
-def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
-    if known.stall is not None and known.state not in OUTAGES:
-        return State.STALLED, known.stall.failure
-    if known.writer.stale:
-        return State.SILENT, next(iter(known.problems), "its heartbeat is old")
-    if known.state in OUTAGES:
-        waits = known.state is State.TOPIC_MISSING and known.stall
-        return _outage(known, spec, waits.failure if waits else Failure(known.sentence), now_ms=now_ms)
-    age_ms = freshness_ms(known, now_ms=now_ms)
-    if age_ms is not None and age_ms > freshness_limit_ms(spec) and (known.lag or known.writer.pid):
-        return State.LATE, late_message(known, age_ms, now_ms=now_ms)
-    if known.writer.pid is not None and known.backpressure_ms:
-        records = format_count(known.writer.batch_records, "record")
-        so_far = f", and has read {records} so far" if known.writer.phase == Phase.STAGING else ""
-        return State.SLOW, f"a batch takes {format_elapsed(known.backpressure_ms)} longer than its interval{so_far}"
-    return (State.PROBLEM, known.problems[0]) if known.problems else None
+def _delayed_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
+    if stream.stall is not None and stream.state not in OUTAGES:
+        return State.STALLED, stream.stall.failure
+    if stream.writer.stale:
+        return State.SILENT, next(iter(stream.problems), "its heartbeat is old")
+    if stream.state in OUTAGES:
+        waits = stream.state is State.TOPIC_MISSING and stream.stall
+        return _outage(stream, spec, waits.failure if waits else Failure(stream.sentence), now_ms=now_ms)
+    age_ms = freshness_ms(stream, now_ms=now_ms)
+    if age_ms is not None and age_ms > freshness_limit_ms(spec) and (stream.lag or stream.writer.pid):
+        return State.LATE, late_message(stream, age_ms, now_ms=now_ms)
+    if stream.writer.pid is not None and stream.backpressure_ms:
+        records = format_count(stream.writer.batch_records, "record")
+        so_far = f", and has read {records} so far" if stream.writer.phase == Phase.STAGING else ""
+        return State.SLOW, f"a batch takes {format_elapsed(stream.backpressure_ms)} longer than its interval{so_far}"
+    return (State.PROBLEM, stream.problems[0]) if stream.problems else None
 
 
-def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason:
-    if known.writer.pid is not None:
-        if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
-            paused = f"paused {describe_desired(known, now_ms=now_ms)}"
+def _state_without_problems(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason:
+    if stream.writer.pid is not None:
+        if stream.desired == "paused" and stream.writer.state != ProcessState.FOREGROUND:
+            paused = f"paused {describe_desired(stream, now_ms=now_ms)}"
             return State.PAUSING, f"its writer stops after the current batch; {paused}"
-        if known.state is State.STOPPING:
+        if stream.state is State.STOPPING:
             return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
-        return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
-    age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
-    if known.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
+        return State.STARTING if stream.state is State.STARTING else State.RUNNING, ""
+    age_ms = None if stream.last_commit_at_ms is None else now_ms - stream.last_commit_at_ms
+    if stream.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
         return State.ELSEWHERE, ""
-    if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
-        return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {known.name}`, to begin"
+    if stream.last_commit_at_ms is None and stream.writer.ended_at_ms is None:
+        return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {stream.name}`, to begin"
     return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
 
 
-def describe_desired(known: StreamState, *, now_ms: int) -> str:
-    return describe_request(known.desired_by, known.desired_reason, known.desired_at_ms, now_ms=now_ms)
+def describe_desired(stream: StreamState, *, now_ms: int) -> str:
+    return describe_request(stream.desired_by, stream.desired_reason, stream.desired_at_ms, now_ms=now_ms)
 
 
-def describe_reset(known: StreamState, *, now_ms: int) -> str:
-    ago = format_elapsed(now_ms - (known.reset_at_ms or now_ms))
-    return f"reset {ago} ago; start a writer: `frazil run {known.name}`"
+def describe_reset(stream: StreamState, *, now_ms: int) -> str:
+    ago = format_elapsed(now_ms - (stream.reset_at_ms or now_ms))
+    return f"reset {ago} ago; start a writer: `frazil run {stream.name}`"
 
 
 def describe_exit(writer: WriterProcess) -> str:

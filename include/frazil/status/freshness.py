@@ -25,18 +25,18 @@ def freshness_limit_ms(spec: StreamSpec) -> int:
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
-def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
+def freshness_ms(stream: Waiting, *, now_ms: int) -> int | None:
     """Return the largest possible age of the oldest waiting record; 0 if none waits, None before the first commit."""
-    since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
+    since_ms = stream.last_commit_at_ms if stream.caught_up_at_ms is None else stream.caught_up_at_ms
     if since_ms is None:
         return None
-    return 0 if known.lag == 0 else max(now_ms - since_ms, 0)
+    return 0 if stream.lag == 0 else max(now_ms - since_ms, 0)
 
 
-def late_message(known: Waiting, age_ms: int, *, now_ms: int) -> str:
-    commit_ms = known.last_commit_at_ms
-    if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
-        waiting = "records may wait" if known.lag is None else format_count(known.lag, "record", "waits|wait")
+def late_message(stream: Waiting, age_ms: int, *, now_ms: int) -> str:
+    commit_ms = stream.last_commit_at_ms
+    if stream.caught_up_at_ms is None or stream.lag is None or commit_ms is None:
+        waiting = "records may wait" if stream.lag is None else format_count(stream.lag, "record", "waits|wait")
         return f"no commit for {format_elapsed(age_ms)} while {waiting}"
-    waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
+    waits = "1 record has waited" if stream.lag == 1 else f"the oldest of {stream.lag:,} waiting records has waited"
     return f"{waits} for {format_elapsed(age_ms)}; the last commit was {format_elapsed(max(now_ms - commit_ms, 0))} ago"

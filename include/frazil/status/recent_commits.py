@@ -92,10 +92,10 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(history, spec.name, since_ms=now_ms - DAY_MS)
-    counted = rejecting_commits(
+    rejecting = rejecting_commits(
         (snapshot for snapshot in lately if snapshot.timestamp_ms >= (since_ms or 0)), spec.name
     )
-    rejected = sum(parse_number(summary_value(snapshot, "frazil.rejected")) for snapshot in counted)
+    rejected = sum(parse_number(summary_value(snapshot, "frazil.rejected")) for snapshot in rejecting)
     if since_ms is None:
         return replace(recent, rejected_last_day=rejected)
     unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS

@@ -68,8 +68,8 @@ def read_stream_state(
     except (OSError, ValueError, TypeError, KeyError) as error:
         view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, catalogs=catalogs)
         unread = Failure(f"the run folder {folder} cannot be read: {error!r}")
-        known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
-        return _finish_state(known, spec, now_ms=now_ms)
+        stream = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
+        return _finish_state(stream, spec, now_ms=now_ms)
     committed = has_committed(writer, spec.table.identifier)
     view = read_stream_table(
         spec,
@@ -92,54 +92,54 @@ def read_stream_state(
         returned_at_ms=watch.returned_at_ms,
     )
     decision = decide(observed, now_ms=now_ms)
-    known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
-    if known.replaced_exit and not find_supervision(spec, now_ms=now_ms, observed=writer).is_active:
-        known = replace(known, replaced_exit="")
-    known = _add_writer_report(known, spec, observed, view, now_ms=now_ms)
-    return _finish_state(known, spec, now_ms=now_ms)
+    stream = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
+    if stream.replaced_exit and not find_supervision(spec, now_ms=now_ms, observed=writer).is_active:
+        stream = replace(stream, replaced_exit="")
+    stream = _add_writer_report(stream, spec, observed, view, now_ms=now_ms)
+    return _finish_state(stream, spec, now_ms=now_ms)
 
 
-def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    return refine_state(replace(known, alive=_has_writer(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
+def _finish_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    return refine_state(replace(stream, alive=_has_writer(stream, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
 def _add_writer_report(
-    known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
+    stream: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
-    problems = process_problems(known, observed, now_ms=now_ms)
+    problems = process_problems(stream, observed, now_ms=now_ms)
     last, unknown = observed.heartbeat, (None, None, None)
     stall, throttle, outage = (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else unknown
     problems += [stall.failure] if stall else []
     problems += [Failure(reason) for reason in (throttle, outage) if reason]
-    writer, lag, silent = known.writer, get_known_lag(heartbeat) if heartbeat else None, None
+    writer, lag, silent = stream.writer, get_known_lag(heartbeat) if heartbeat else None, None
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.key.epoch):
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _explain_fence(spec.name, heartbeat, marker))
     is_unreachable = stall is not None and stall.kind in {StallKind.KAFKA, StallKind.TOPIC}
     if lag is None and marker is not None and view.in_full and not is_unreachable:
-        lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
+        lag, silent = (None, ROLLED_BACK) if stream.rolled_back else fetch_lag(spec, marker)
         problems += [silent] if silent else []
     is_waiting = bool(outage or silent or is_unreachable or (stall and stall.kind is StallKind.OFFSETS))
-    known = replace(
-        known,
+    stream = replace(
+        stream,
         writer=writer,
         lag=lag,
-        caught_up_at_ms=last.caught_up_at_ms if last and not (known.commits_elsewhere or writer.fenced) else None,
+        caught_up_at_ms=last.caught_up_at_ms if last and not (stream.commits_elsewhere or writer.fenced) else None,
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
-        notices=(*_notices(spec, observed.writer, now_ms=now_ms), *_recovery_notices(observed, known, now_ms=now_ms)),
-        unreachable_since_ms=known.unreachable_since_ms
+        notices=(*_notices(spec, observed.writer, now_ms=now_ms), *_recovery_notices(observed, stream, now_ms=now_ms)),
+        unreachable_since_ms=stream.unreachable_since_ms
         or (stall.since_ms if stall is not None and is_unreachable else None),
-        problems=drop_repeats((*problems, *known.problems)),
+        problems=drop_repeats((*problems, *stream.problems)),
     )
-    if last is None or known.table_exists is not None:
-        return known
+    if last is None or stream.table_exists is not None:
+        return stream
     return replace(
-        known,
+        stream,
         epoch=last.epoch,
         batch=last.batch,
         last_commit_at_ms=last.last_commit_at_ms,
@@ -148,16 +148,16 @@ def _add_writer_report(
     )
 
 
-def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
+def _has_writer(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
     """Whether a writer runs; None if unknown, because only commits show a writer on another host."""
-    if known.writer.pid is not None:
+    if stream.writer.pid is not None:
         return True
-    if known.writer.has_ended and not known.commits_elsewhere:
+    if stream.writer.has_ended and not stream.commits_elsewhere:
         return False
-    committed_ms = known.last_commit_at_ms
+    committed_ms = stream.last_commit_at_ms
     if committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec):
         return True
-    unknown = known.table_exists is None or known.epoch is not None or known.writer.state == "unknown"
+    unknown = stream.table_exists is None or stream.epoch is not None or stream.writer.state == "unknown"
     return None if unknown or committed_ms is not None else False
 
 
@@ -181,9 +181,9 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
     return (*heartbeat.notices, older)
 
 
-def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
+def _recovery_notices(observed: DecisionInput, stream: StreamState, *, now_ms: int) -> tuple[str, ...]:
     exits, window_ms = observed.exits, observed.policy.crash_window_ms
-    if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
+    if not exits or stream.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
     if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):
         return ()

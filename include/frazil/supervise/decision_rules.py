@@ -303,8 +303,8 @@ def _has_service_recovered(exits: list[ExitRecord], heartbeat: Heartbeat) -> boo
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.cause:
         return False
-    codes, others = {end.code for end in exits}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
-    return codes <= KAFKA_EXIT_CODES or (codes <= KAFKA_EXIT_CODES | others and heartbeat.lag == 0)
+    codes, commit_codes = {end.code for end in exits}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
+    return codes <= KAFKA_EXIT_CODES or (codes <= KAFKA_EXIT_CODES | commit_codes and heartbeat.lag == 0)
 
 
 def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
@@ -319,8 +319,8 @@ def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms
         return "a user requested a fresh start"
     if exit_.code not in FIXED_BY_TABLE_CHANGE or given_up is None or given_up.subject != exit_.launch_id:
         return None
-    before, after = given_up.table_fingerprint, observed.table_fingerprint
-    return f"the table changed (from {before} to {after})" if before and after and before != after else None
+    old, new = given_up.table_fingerprint, observed.table_fingerprint
+    return f"the table changed (from {old} to {new})" if old and new and old != new else None
 
 
 def _was_requested(exit_: ExitRecord) -> bool:

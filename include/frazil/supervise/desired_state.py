@@ -65,16 +65,16 @@ class DesiredStore:
     ) -> DesiredState:
         for _ in range(MAX_ATTEMPTS):
             try:
-                own_state, *others = [folder.read() for folder in self._folders]
-                before = _newest_state([own_state, *others])
+                own_state, *other_states = [folder.read() for folder in self._folders]
+                previous = _newest_state([own_state, *other_states])
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
-                before, own_state = DesiredState(generation=clock.now_ms()), None
+                previous, own_state = DesiredState(generation=clock.now_ms()), None
                 self._folders[0].clear()
-            if after is not None and before.generation != after:
+            if after is not None and previous.generation != after:
                 break
-            desired = self._next_state(before, mode, by=by, reason=reason, restart=restart)
-            if self._folders[0].put(desired, after=own_state):
+            desired = self._next_state(previous, mode, by=by, reason=reason, restart=restart)
+            if self._folders[0].put(desired, previous=own_state):
                 for folder in self._folders[1:]:
                     folder.clear()
                 return desired
@@ -84,12 +84,12 @@ class DesiredStore:
         )
 
     def _next_state(
-        self, before: DesiredState, mode: DesiredMode, *, by: str, reason: str, restart: bool
+        self, previous: DesiredState, mode: DesiredMode, *, by: str, reason: str, restart: bool
     ) -> DesiredState:
         now_ms = clock.now_ms()
         # A lost table may have had any number of generations.
-        generation = 1 + (before.generation if self.is_with_table else max(before.generation, now_ms))
-        restarted = generation if restart else before.restart_generation
+        generation = 1 + (previous.generation if self.is_with_table else max(previous.generation, now_ms))
+        restarted = generation if restart else previous.restart_generation
         return DesiredState(mode, generation, restart_generation=restarted, reason=reason, by=by, at_ms=now_ms)
 
 
@@ -115,9 +115,9 @@ class _DesiredStateFolder:
             state = newer
         return state
 
-    def put(self, desired: DesiredState, *, after: DesiredState | None) -> bool:
-        """Append a state after the state `after`. Return False if another state already follows that one."""
-        path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
+    def put(self, desired: DesiredState, *, previous: DesiredState | None) -> bool:
+        """Append a state after the state `previous`. Return False if another state already follows that one."""
+        path, data = self._path_after(previous), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
         self._store.put(self._path, data)

@@ -266,16 +266,16 @@ class TableReader:
             return UnreadableState(error_text(error))
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        read_at_ms, known = self._fingerprint
+        read_at_ms, current = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
-            return known
+            return current
         try:
             table = load_stream_table(spec)
-            known = table_fingerprint(table, spec.name) if table is not None else None
+            current = table_fingerprint(table, spec.name) if table is not None else None
         except Exception:  # read again soon; until then nothing counts as changed
-            known = None
-        self._fingerprint = (self._clock(), known)
-        return known
+            current = None
+        self._fingerprint = (self._clock(), current)
+        return current
 
     def store(self, spec: StreamSpec) -> DesiredStore:
         if self._store is None or not self._store.is_with_table:
@@ -305,9 +305,9 @@ class Declaration:
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         """Read the current declaration. A stream does not count as removed while the folder or a file is unreadable."""
-        if (known := self._read_own_file()) is not None:
-            self.spec, self._missing_since_ms = known, None
-            return ValidDeclaration(known.fingerprint())
+        if (own_spec := self._read_own_file()) is not None:
+            self.spec, self._missing_since_ms = own_spec, None
+            return ValidDeclaration(own_spec.fingerprint())
         try:
             os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         except OSError as error:

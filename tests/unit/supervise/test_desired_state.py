@@ -152,11 +152,11 @@ def test_one_of_two_concurrent_user_actions_is_refused_and_the_other_takes_effec
         put, seen = _DesiredStateFolder.put, desired.read()
 
         def after_another(
-            place: _DesiredStateFolder, wanted: DesiredState, *, after: DesiredState | None, put: Any = put
+            place: _DesiredStateFolder, wanted: DesiredState, *, previous: DesiredState | None, put: Any = put
         ) -> bool:
             monkeypatch.setattr(_DesiredStateFolder, "put", put)
             other.pause(by="ana", reason="", after=seen.generation)  # noqa: B023 - called before the next round
-            return put(place, wanted, after=after)
+            return put(place, wanted, previous=previous)
 
         monkeypatch.setattr(_DesiredStateFolder, "put", after_another)
         with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by another user"):
