@@ -147,27 +147,27 @@ def _has_required(kind: pa.DataType) -> bool:
     return any(not kind.field(i).nullable or _has_required(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Fill the hidden nulls of an array. `seen` selects the entries that are not inside a null value."""
+def _fill_array(array: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Fill the hidden nulls of an array. `values` selects the entries that are not inside a null value."""
     if not _has_required(kind):
         return array
     if array.offset:
         array = pa.concat_arrays([array, array.slice(0, 0)])
-    seen = seen.filter(seen.is_valid()) if seen.null_count else seen
+    values = values.filter(values.is_valid()) if values.null_count else values
     if pa.types.is_struct(kind):
-        parts = [_fill_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
+        parts = [_fill_part(array.field(i), values.field(i), kind.field(i)) for i in range(kind.num_fields)]
     elif pa.types.is_map(kind):
-        parts = [array.keys, _fill_part(array.items, seen.items, kind.item_field)]
+        parts = [array.keys, _fill_part(array.items, values.items, kind.item_field)]
     else:
-        parts = [_fill_part(array.values, seen.flatten(), kind.value_field)]
+        parts = [_fill_part(array.values, values.flatten(), kind.value_field)]
     return with_children(array, parts, kind)
 
 
-def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
-    array = _fill_array(array, seen, field.type)
+def _fill_part(array: pa.Array, values: pa.Array, field: pa.Field) -> pa.Array:
+    array = _fill_array(array, values, field.type)
     if field.nullable or array.null_count == 0:
         return array
-    if seen.null_count:
+    if values.null_count:
         raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
     return _mark_all_valid(array)
 

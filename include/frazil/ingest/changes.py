@@ -62,7 +62,7 @@ class ChangeReader:
         valueless = np.array([r.index for r in decoded.rejections if absent[r.index]], np.int64)
         if not len(valueless):
             return decoded
-        rest = [r for r in decoded.rejections if not absent[r.index]]
+        others = [r for r in decoded.rejections if not absent[r.index]]
         tombstones = DecodedChunk(pa.table({}), valueless)
         if self._keys is not None:
             tombstones = self._keys(RecordChunk.of_column(chunk.keys.take(valueless))).with_indexes(valueless)
@@ -74,7 +74,7 @@ class ChangeReader:
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
         record_indexes = np.concatenate([decoded.record_indexes, tombstones.record_indexes])
-        return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
+        return DecodedChunk(rows, record_indexes, [*others, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column

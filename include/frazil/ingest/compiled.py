@@ -209,10 +209,10 @@ def _check_owner(folder: Path) -> None:
 def _is_private(group: int) -> bool:
     """Return whether the group is the user's private group, without other members."""
     try:
-        user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+        user, group_entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return user.pw_gid == group and named.gr_name == user.pw_name and set(named.gr_mem) <= {user.pw_name}
+    return user.pw_gid == group and group_entry.gr_name == user.pw_name and set(group_entry.gr_mem) <= {user.pw_name}
 
 
 def _digest() -> str:

@@ -161,8 +161,8 @@ class Destinations:
     ) -> Destinations:
         """Return a route's destinations. `targets` gives the target of each known value. Copies the mappings."""
         to_main, creates = route.otherwise == "table", route.template is not None
-        known = dict(targets)
-        return cls(route.by, route.name or "", known, to_main, creates, route.allow, dict(refused or {}), full)
+        by_name = dict(targets)
+        return cls(route.by, route.name or "", by_name, to_main, creates, route.allow, dict(refused or {}), full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,8 @@ class StageContext:
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
         transform = Transform.from_dict(value["transform"]) if value["transform"] else None
         keys = KeyColumns(**value["key_columns"]) if value["key_columns"] else None
-        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform, "key_columns": keys}
-        return cls(**{**value, **made, "changes": changes, "destinations": destinations})
+        parsed = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform, "key_columns": keys}
+        return cls(**{**value, **parsed, "changes": changes, "destinations": destinations})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:

@@ -42,8 +42,8 @@ class CoordinateColumns:
         """Return `rows` with coordinates, in the table's column order. Row i comes from record `record_indexes[i]`."""
         if not self._wanted:
             return rows
-        whole = len(record_indexes) == len(chunk) and bool((record_indexes == np.arange(len(chunk))).all())
-        positions = slice(None) if whole else record_indexes
+        is_whole = len(record_indexes) == len(chunk) and bool((record_indexes == np.arange(len(chunk))).all())
+        positions = slice(None) if is_whole else record_indexes
         arrays = [
             self._column(name, chunk, positions, record_indexes)
             if name == LINE_COLUMN or name in COORDINATE_COLUMNS

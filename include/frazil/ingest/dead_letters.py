@@ -37,16 +37,16 @@ SealPart = Callable[[bytes | None, str], bytes | None]
 class ExistingDeadLetters:
     """Finds the records of a chunk that are already dead letters, by their coordinates."""
 
-    def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
-        """`held` has the offsets of dead letters by topic-partition, as serialised `BitMap64`s."""
-        by_range = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
+    def __init__(self, ranges: Sequence[OffsetRange], existing: Mapping[TopicPartition, bytes]) -> None:
+        """`existing` has the offsets of dead letters by topic-partition, as serialised `BitMap64`s."""
+        by_range = {i: existing.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in by_range.items() if offsets}
 
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         selected = np.zeros(len(chunk), np.bool_)
-        for index, held in self._held.items():
+        for index, existing in self._held.items():
             positions = np.flatnonzero(chunk.range_index == index)
-            selected[positions] = [offset in held for offset in chunk.offsets[positions].tolist()]
+            selected[positions] = [offset in existing for offset in chunk.offsets[positions].tolist()]
         return selected
 
 

@@ -45,8 +45,8 @@ class DecodedChunk:
         rejections = [Rejection(int(positions[r.index]), r.error_class, r.error) for r in self.rejections]
         return DecodedChunk(self.rows, positions[self.record_indexes], rejections, self.drift, positions[self.dropped])
 
-    def with_rejections(self, more: Iterable[Rejection]) -> DecodedChunk:
-        return dataclasses.replace(self, rejections=[*self.rejections, *more])
+    def with_rejections(self, rejections: Iterable[Rejection]) -> DecodedChunk:
+        return dataclasses.replace(self, rejections=[*self.rejections, *rejections])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of `records` records: True without a row, unless the record is rejected or dropped."""

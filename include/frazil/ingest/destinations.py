@@ -136,13 +136,13 @@ class RowDivider:
             return self._rejection("its value is not UTF-8; write UTF-8")
         if text in self._to.targets:
             return self._to.targets[text]
-        shown = self._quote(text[:MAX_QUOTED_CHARACTERS])
+        quoted = self._quote(text[:MAX_QUOTED_CHARACTERS])
         if not self._to.creates and self._to.to_main:
             return MAIN
         if not self._to.creates:
-            return self._rejection(f"{shown} has no table. Add it to route.tables. {_TO_DEFAULT_TABLE}")
+            return self._rejection(f"{quoted} has no table. Add it to route.tables. {_TO_DEFAULT_TABLE}")
         reason = find_refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
-        return self._rejection(f"{shown} gets no table: {reason}") if reason else None
+        return self._rejection(f"{quoted} gets no table: {reason}") if reason else None
 
     def _rejection(self, reason: str) -> Rejection:
         name = "" if self._to.by == "topic" else f" {self._to.name}"
@@ -150,10 +150,10 @@ class RowDivider:
 
 
 def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:
-    again = number_rows_in_records(decoded.record_indexes) > 0
-    if not again.any():
-        return again
-    return np.isin(decoded.record_indexes, decoded.record_indexes[again]) & delete_mask(decoded.rows)
+    superseded = number_rows_in_records(decoded.record_indexes) > 0
+    if not superseded.any():
+        return superseded
+    return np.isin(decoded.record_indexes, decoded.record_indexes[superseded]) & delete_mask(decoded.rows)
 
 
 def _decode_value(value: str | bytes | None) -> str:

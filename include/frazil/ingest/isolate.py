@@ -78,11 +78,11 @@ class IsolatedDecoder:
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
         """Send `frames`, and wait until the last one, a harmless record, is decoded. Raises EnvironmentUnusable."""
-        *before, known = frames
+        *first_frames, value = frames
         try:
-            for frame in before:
+            for frame in first_frames:
                 _send(child.stdin, frame)
-            _send(child.stdin, RecordChunk.of_values([known]))
+            _send(child.stdin, RecordChunk.of_values([value]))
             _receive(child.stdout)
         except (EOFError, BrokenPipeError):
             raise EnvironmentUnusable(

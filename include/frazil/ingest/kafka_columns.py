@@ -140,18 +140,18 @@ class ColumnReader(RecordReader):
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
         while self._open:
-            before, earlier = self._progress(), tuple(self._troubles)
+            progress, earlier = self._progress(), tuple(self._troubles)
             open_ranges = list(self._open.values())  # a fetch of more than remains would wait until its timeout
-            left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
-            wanted = max(1, min(MAX_FETCH_RECORDS, left, int(MAX_FETCH_BYTES / self._bytes_per_record)))
-            arrived = self._fetch(wanted, POLL_TIMEOUT_S)
+            unread = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
+            max_records = max(1, min(MAX_FETCH_RECORDS, unread, int(MAX_FETCH_BYTES / self._bytes_per_record)))
+            arrived = self._fetch(max_records, POLL_TIMEOUT_S)
             if self._failure:
                 raise self._failure
             for chunk in self._take_full_chunks() if arrived else ():
                 yield chunk
                 advanced_at = self._monotonic()  # excludes the consumer's time
             self.on_read(int(self._at[loop.RECORDS]), self._throttled_s)
-            if self._progress() != before:
+            if self._progress() != progress:
                 advanced_at = self._monotonic()
                 # Until then, records may come from the client's queue, or from another broker.
                 if advanced_at >= self._throttled_until:
@@ -178,9 +178,9 @@ class ColumnReader(RecordReader):
         self._open_by_topic.subtract(topic for topic, _ in partitions)
         self._set_known_topics({rkt: name for rkt, name in self._known.items() if self._open_by_topic[name]})
 
-    def _fetch(self, wanted: int, timeout_s: float) -> int:
+    def _fetch(self, max_records: int, timeout_s: float) -> int:
         messages = self._messages.ctypes.data
-        count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
+        count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, max_records)
         self._at[loop.NEXT], self._at[loop.COUNT] = 0, max(count, 0)
         facility, text, level = c_char_p(), c_char_p(), c_int()
         while event := self._library.queue_poll(self._log_lines, 0):
@@ -193,7 +193,7 @@ class ColumnReader(RecordReader):
         return int(self._at[loop.COUNT])
 
     def _take_full_chunks(self) -> Iterator[RecordChunk]:
-        state, before = self._at, self._copied_totals()
+        state, copied = self._at, self._copied_totals()
         while reason := self._copy_records():
             if reason == loop.CHUNK_FULL:
                 yield from self._take_last_chunk()
@@ -214,7 +214,7 @@ class ColumnReader(RecordReader):
                     self._set_known_topics({**self._known, rkt: name})
                 else:
                     self._drop_message()
-        records, size = self._copied_totals() - before
+        records, size = self._copied_totals() - copied
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
@@ -230,8 +230,8 @@ class ColumnReader(RecordReader):
     def _copied_totals(self) -> NDArray[np.int64]:
         """Return the number of records copied so far, and the total bytes of their values, keys and headers."""
         state = self._at
-        taken: NDArray[np.int64] = self._before + np.array([state[loop.RECORDS], state[loop.END_SLOTS].sum()])
-        return taken
+        totals: NDArray[np.int64] = self._before + np.array([state[loop.RECORDS], state[loop.END_SLOTS].sum()])
+        return totals
 
     def _copy_records(self) -> int:
         where = (self._topics, self._lookup, self._states, self._ended)
@@ -252,9 +252,9 @@ class ColumnReader(RecordReader):
         self._at[loop.NEXT] += 1
         self._library.message_destroy(address)
 
-    def _set_known_topics(self, known: dict[int, str]) -> None:
-        self._known = known
-        rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
+    def _set_known_topics(self, topic_names: dict[int, str]) -> None:
+        self._known = topic_names
+        rows = [(rkt, *self._partitions[name]) for rkt, name in topic_names.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_client_error(self, _: int, code: int, text: bytes, __: int) -> None:

@@ -218,10 +218,10 @@ class ChunkColumns:
         )
 
 
-def _ensure_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
-    if end + more <= len(data):
+def _ensure_room(data: NDArray[np.uint8], end: int, size: int) -> NDArray[np.uint8]:
+    if end + size <= len(data):
         return data
-    grown = np.empty(max(2 * len(data), end + more), np.uint8)
+    grown = np.empty(max(2 * len(data), end + size), np.uint8)
     grown[:end] = data[:end]
     return grown
 

@@ -85,8 +85,8 @@ class KeyHeaderReader:
             failures = {**find_failures(column, field, name=source), **failures}
             arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)
         rows = decoded.rows
-        whole = pa.Table.from_arrays(
+        complete = pa.Table.from_arrays(
             [arrays[name] if name in arrays else rows.column(name) for name in self._arrow_schema.names],
             schema=self._arrow_schema,
         )
-        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows), drift=drift).reject_rows(failures)
+        return dataclasses.replace(decoded, rows=add_change_columns(complete, rows), drift=drift).reject_rows(failures)

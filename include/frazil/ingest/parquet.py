@@ -129,10 +129,10 @@ def _better_encoding(array: pa.Array) -> str | None:
 def _dictionary_bits(words: NDArray[Any]) -> float:
     """Estimate the bits per value with a dictionary. Assumes that runs of equal values take no space."""
     half = len(words) // 2
-    before, distinct = (int(pc.count_distinct(pa.array(part)).as_py()) for part in (words[:half], words))
+    distinct_in_half, distinct = (int(pc.count_distinct(pa.array(part)).as_py()) for part in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
     indices: float = (distinct - 1).bit_length() * min(1.0, PACKED_INDICES * changes / len(words))
-    return indices + 8.0 * words.itemsize * (distinct - before) / (len(words) - half)
+    return indices + 8.0 * words.itemsize * (distinct - distinct_in_half) / (len(words) - half)
 
 
 def _delta_bits(words: NDArray[Any]) -> float:

@@ -50,13 +50,13 @@ class ProgressCounter:
         """
         if len(range_index) == 0:
             return
-        counted = range_index if records is None else range_index[records]
-        self._records += np.bincount(counted, minlength=len(self._ranges))
+        row_ranges = range_index if records is None else range_index[records]
+        self._records += np.bincount(row_ranges, minlength=len(self._ranges))
         times = (event_times.fill_null(NO_EVENT_TIME) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
             counted_times = times if window_mask is None else times[window_mask]
-            known = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
-            self.windows.update(_count_by_window(known, self._window_us))
+            valid_times = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
+            self.windows.update(_count_by_window(valid_times, self._window_us))
             self.windows = self.windows if len(self.windows) <= MAX_WINDOWS else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
@@ -79,8 +79,8 @@ class ProgressCounter:
         counts = zip(self._records, self._rejected, self._future, self._dropped, strict=True)
         times = zip(self._max_event_time.tolist(), self._newest_future.tolist(), strict=True)
         partitions = []
-        for r, counted, (newest, future) in zip(self._ranges, counts, times, strict=True):
-            records, rejected, in_future, dropped = map(int, counted)
+        for r, range_counts, (newest, future) in zip(self._ranges, counts, times, strict=True):
+            records, rejected, in_future, dropped = map(int, range_counts)
             newest_us, future_us = (None if time_us == NO_EVENT_TIME else time_us for time_us in (newest, future))
             where = (r.topic, r.partition, r.start, r.end)
             partitions.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))

@@ -65,12 +65,12 @@ class MultiPassReader(RecordReader):
 
 def group_into_passes(ranges: Sequence[OffsetRange]) -> list[list[int]]:
     """Group the indexes of the ranges into passes, each with at most one range per topic-partition."""
-    seen: dict[TopicPartition, int] = defaultdict(int)
+    counts: dict[TopicPartition, int] = defaultdict(int)
     passes: list[list[int]] = []
     for index, r in enumerate(ranges):
         tp = (r.topic, r.partition)
-        if seen[tp] == len(passes):
+        if counts[tp] == len(passes):
             passes.append([])
-        passes[seen[tp]].append(index)
-        seen[tp] += 1
+        passes[counts[tp]].append(index)
+        counts[tp] += 1
     return passes

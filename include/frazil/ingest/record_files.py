@@ -63,7 +63,7 @@ def is_record_file(path: str) -> bool:
 def read_coordinates(path: str, io: FileIO, columns: FileColumns) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. Raises SpecError if the file cannot be staged."""
     with _name_file_in_errors(path):
-        for piece in _read_file(path, io, columns, wanted=columns.needed):
+        for piece in _read_file(path, io, columns, names=columns.needed):
             yield piece.coordinates
 
 
@@ -103,14 +103,14 @@ def _read_file(
     io: FileIO,
     columns: FileColumns,
     *,
-    wanted: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     within: ds.Expression | None = None,
 ) -> Iterator[FileRecords]:
-    """Yield a file's records. For Parquet, `wanted` are the columns to read (None: all); `within` filters rows."""
+    """Yield a file's records. For Parquet, `names` are the columns to read (None: all); `within` filters rows."""
     if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
         return _read_dead_letters(path, io)
     if PurePosixPath(path).suffix in PARQUET_SUFFIXES:
-        return _read_parquet(path, io, columns, wanted=wanted, within=within)
+        return _read_parquet(path, io, columns, selected_names=names, within=within)
     return _read_json_lines(path, io)
 
 
@@ -142,8 +142,8 @@ class FileReader(RecordReader):
             with _name_file_in_errors(file.path):
                 for records in _read_file(file.path, self._io, self._columns, within=within):
                     range_index = self._find_ranges(records.coordinates)
-                    if (kept := np.flatnonzero(range_index >= 0)).size:
-                        yield _build_chunk(records, kept, range_index[kept], self._unseal)
+                    if (indexes := np.flatnonzero(range_index >= 0)).size:
+                        yield _build_chunk(records, indexes, range_index[indexes], self._unseal)
 
     def _may_contain(self, offset_range: OffsetRange) -> bool:
         starts, ends, _ = self._ranges.get((offset_range.topic, offset_range.partition), np.empty((3, 0), np.int64))
@@ -162,24 +162,24 @@ class FileReader(RecordReader):
 
 
 def _build_chunk(
-    records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer
+    records: FileRecords, indexes: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer
 ) -> RecordChunk:
-    table = records.coordinates.take(kept)
+    table = records.coordinates.take(indexes)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
     if records.dead_letters is not None:
-        dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
+        dead_letters = _unseal_all(records.dead_letters.take(indexes).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        named = [
+        headers_by_row = [
             [(header["name"], header["value"]) for header in dead_letter["headers"] or ()]
             for dead_letter in dead_letters
         ]
-        headers = BinaryColumn.of([*map(pack_headers, named)])
+        headers = BinaryColumn.of([*map(pack_headers, headers_by_row)])
         return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
-    nulls = BinaryColumn.nulls(len(kept))
-    values = nulls if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
+    nulls = BinaryColumn.nulls(len(indexes))
+    values = nulls if records.lines is None else BinaryColumn.of([records.lines[i] for i in indexes.tolist()])
     columns = (values, nulls, range_index, table["kafka_offset"].to_numpy(), stamps)
-    return RecordChunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(kept))
+    return RecordChunk(*columns) if records.rows is None else RowChunk(*columns, records.rows.take(indexes))
 
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
@@ -193,11 +193,11 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 
 
 def _read_parquet(
-    path: str, io: FileIO, columns: FileColumns, *, wanted: Sequence[str] | None, within: ds.Expression | None
+    path: str, io: FileIO, columns: FileColumns, *, selected_names: Sequence[str] | None, within: ds.Expression | None
 ) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
-        selected = columns if wanted is None else columns.select(wanted)
+        selected = columns if selected_names is None else columns.select(selected_names)
         present = check_columns(path, fragment, columns, _COORDINATES)
         names = [name for name in (*COORDINATE_COLUMNS, *selected.schema.column_names) if name in present]
         for batch in fragment.to_batches(columns=names, filter=within, batch_size=MAX_CHUNK_RECORDS):
@@ -230,12 +230,12 @@ def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _read_lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    rest = b""
+    partial_line = b""
     with io.new_input(path).open() as source:
         while block := source.read(MAX_CHUNK_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
+            *lines, partial_line = (partial_line + block).split(b"\n")
             yield lines
-    yield [rest]
+    yield [partial_line]
 
 
 @contextmanager
@@ -293,9 +293,9 @@ def cast_columns(path: str, rows: pa.Table, columns: FileColumns) -> pa.Table:
 
     Raises SpecError for a null in a required column, and ArrowInvalid for a value that does not fit its type.
     """
-    wanted, needed = schema_to_pyarrow(columns.schema, include_field_ids=True), columns.needed
+    schema, needed = schema_to_pyarrow(columns.schema, include_field_ids=True), columns.needed
     arrays = []
-    for field in wanted:
+    for field in schema:
         if field.name not in rows.column_names:
             arrays.append(pa.chunked_array([pa.nulls(len(rows), field.type)]))
             continue
@@ -308,27 +308,27 @@ def cast_columns(path: str, rows: pa.Table, columns: FileColumns) -> pa.Table:
         else:
             parts = [cast_unchecked(part, field.type) for part in column.chunks]
             arrays.append(pa.chunked_array(parts, field.type))
-    filled = map(fill_nulls, arrays, map(columns.defaults.get, wanted.names))
-    return pa.Table.from_arrays([*filled], schema=wanted)
+    filled = map(fill_nulls, arrays, map(columns.defaults.get, schema.names))
+    return pa.Table.from_arrays([*filled], schema=schema)
 
 
-def can_cast(actual: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every value of type `actual` can be stored as type `wanted`. Nanoseconds may be lost."""
+def can_cast(actual: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether every value of type `actual` can be stored as type `target`. Nanoseconds may be lost."""
     if pa.types.is_dictionary(actual):
-        return can_cast(actual.value_type, wanted)
-    if pa.types.is_nested(wanted):
-        if not any(fits(actual) and fits(wanted) for fits in _NESTED_KINDS):
+        return can_cast(actual.value_type, target)
+    if pa.types.is_nested(target):
+        if not any(fits(actual) and fits(target) for fits in _NESTED_KINDS):
             return False
-        ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, actual))
-        named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
-        return named and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
-    if pa.types.is_timestamp(wanted):
-        return pa.types.is_timestamp(actual) and (actual.tz is None) == (wanted.tz is None)
-    if pa.types.is_decimal(wanted):
-        alike = pa.types.is_decimal(actual) and actual.scale == wanted.scale
-        return bool(alike and actual.precision <= wanted.precision)
-    family = next((fits for fits in _TYPE_FAMILIES if fits(wanted)), None)
-    return bool(actual == wanted if family is None else family(actual) and _width(actual) <= _width(wanted))
+        ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (target, actual))
+        has_same_names = not pa.types.is_struct(target) or [f.name for f in ours] == [f.name for f in theirs]
+        return has_same_names and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
+    if pa.types.is_timestamp(target):
+        return pa.types.is_timestamp(actual) and (actual.tz is None) == (target.tz is None)
+    if pa.types.is_decimal(target):
+        alike = pa.types.is_decimal(actual) and actual.scale == target.scale
+        return bool(alike and actual.precision <= target.precision)
+    family = next((fits for fits in _TYPE_FAMILIES if fits(target)), None)
+    return bool(actual == target if family is None else family(actual) and _width(actual) <= _width(target))
 
 
 def _width(kind: pa.DataType) -> int:

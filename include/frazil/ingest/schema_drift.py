@@ -250,9 +250,9 @@ def _convert_field(path: Path, found_type: FoundType) -> Iterator[NewField]:
         yield NewField((*path[:-1], "*") if path[-1] == TOO_MANY_FIELDS else path, None, problem)
         return
     inside: list[NewField] = []
-    made = _convert_type(path, found_type, inside, count(1))
-    if made is not None:
-        yield NewField(path, made)
+    converted = _convert_type(path, found_type, inside, count(1))
+    if converted is not None:
+        yield NewField(path, converted)
     yield from inside
 
 
@@ -273,16 +273,16 @@ def _convert_type(
             return None if value is None else iceberg.MapType(*key, value, value_required=False)
         case StructOf():
             fields = []
-            taken: dict[str, str] = {}
+            names: dict[str, str] = {}
             for name, part in sorted(found_type.fields.items()):
                 field_path = (*path, name)
                 problem = find_name_problem(name)
-                if not problem and (other := taken.get(name_key(name))):
+                if not problem and (other := names.get(name_key(name))):
                     problem = f"has the same name as {other}, because {SAME_NAMES}"
                 if problem:
                     problems.append(NewField(field_path, None, problem))
                 elif (kind := _convert_type(field_path, part, problems, ids)) is not None:
-                    taken[name_key(name)] = name
+                    names[name_key(name)] = name
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if found_type == MIXED:

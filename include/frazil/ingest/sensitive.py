@@ -51,10 +51,10 @@ class Protector:
         return partial(_map_distinct, self._sealer.hash_text if protection == "hash" else self._sealer.tokenize)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        for (first, *rest), change in self._changes:
+        for (first, *nested), change in self._changes:
             position = rows.schema.get_field_index(first)
             column = rows.column(position)
-            changed = [_apply_change(chunk, rest, change) for chunk in column.chunks]
+            changed = [_apply_change(chunk, nested, change) for chunk in column.chunks]
             rows = rows.set_column(position, rows.schema.field(position), pa.chunked_array(changed, column.type))
         return rows
 
@@ -88,13 +88,13 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
         return []
     paths = [tuple(name.lower().split(".")) for name in (*context.sensitive["fields"], *context.sensitive["dropped"])]
     columns = {field.field_id: field.name.lower() for field in schema.fields}
-    others = [
+    other_paths = [
         (alias.lower(), *path[1:])
         for alias, field_id in context.aliases.items()
         for path in paths
         if path[0] == columns.get(field_id)
     ]
-    return [*paths, *others]
+    return [*paths, *other_paths]
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
@@ -126,12 +126,12 @@ def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> 
     """Apply `change` to the strings at this path. Nulls at any level stay null."""
     if not steps:
         return change(array).cast(array.type)
-    first, rest = steps[0], steps[1:]
+    first, nested = steps[0], steps[1:]
     if not pa.types.is_struct(array.type):
         array = pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
     children = child_arrays(array)
     index = array.type.get_field_index(first) if pa.types.is_struct(array.type) else 0 if first == "key" else -1
-    children[index] = _apply_change(children[index], rest, change)
+    children[index] = _apply_change(children[index], nested, change)
     return with_children(array, children, array.type)
 
 
@@ -139,11 +139,11 @@ def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
     hidden = pc.if_else(texts.is_valid(), pa.scalar(MASK, texts.type), pa.scalar(None, texts.type))
     if not keep_last:
         return hidden
-    shown = pc.binary_join_element_wise(hidden, pc.utf8_slice_codeunits(texts, -keep_last), pa.scalar("", texts.type))
-    return pc.if_else(pc.greater_equal(pc.utf8_length(texts), 2 * keep_last), shown, hidden)
+    masked = pc.binary_join_element_wise(hidden, pc.utf8_slice_codeunits(texts, -keep_last), pa.scalar("", texts.type))
+    return pc.if_else(pc.greater_equal(pc.utf8_length(texts), 2 * keep_last), masked, hidden)
 
 
 def _map_distinct(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
     encoded = texts.dictionary_encode()
-    made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
-    return made.take(encoded.indices)
+    mapped = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
+    return mapped.take(encoded.indices)

@@ -98,10 +98,10 @@ class Shaper:
         shaped = dataclasses.replace(decoded, rows=rows)
         if within := self._within:
             times = self.event_times(rows)
-            wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
+            chosen = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
             if self._several:
-                wanted = pa.array(np.isin(shaped.record_indexes, shaped.record_indexes[wanted.to_numpy(False)]))
-            shaped = DecodedChunk(rows.filter(wanted), shaped.record_indexes[wanted.to_numpy(False)], [], decoded.drift)
+                chosen = pa.array(np.isin(shaped.record_indexes, shaped.record_indexes[chosen.to_numpy(False)]))
+            shaped = DecodedChunk(rows.filter(chosen), shaped.record_indexes[chosen.to_numpy(False)], [], decoded.drift)
         failures = self._coordinates.find_out_of_range(chunk, shaped.record_indexes)
         failures |= self._find_untruncatable(shaped.rows) | self._find_out_of_range(chunk, shaped)
         errors = {row: (OUT_OF_RANGE, text) for row, text in failures.items()}
@@ -134,8 +134,8 @@ class Shaper:
     def add_drift(self, drift: SchemaDrift, chunk: RecordChunk, *, record_indexes: NDArray[np.int64]) -> None:
         """Add a chunk's drift to `self.drift`. Omits casts of records that are not in `record_indexes`."""
         if drift.cast and not isinstance(chunk, RowChunk):
-            others = np.setdiff1d(np.arange(len(chunk)), record_indexes)
-            of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
+            other_records = np.setdiff1d(np.arange(len(chunk)), record_indexes)
+            of_others = self.decode(chunk.select(other_records, chunk.target)).drift.cast if len(other_records) else {}
             counts = {name: count - of_others.get(name, 0) for name, count in drift.cast.items()}
             drift = dataclasses.replace(drift, cast={name: count for name, count in counts.items() if count})
         if drift:
@@ -269,8 +269,8 @@ def create_aliased_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]
 ) -> Decoder:
     """Create a decoder that also fills columns from alias fields. `aliases` maps a field's name to its column's id."""
-    wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
-    return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
+    fields = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
+    return AliasedDecoder(make, schema, units, fields) if fields else make(schema, units)
 
 
 class AliasedDecoder:
@@ -309,8 +309,8 @@ class AliasedDecoder:
         decoded = dataclasses.replace(decoded, rows=self._update_omitted(decoded.rows, merged), drift=drift)
         defaults = map(self._defaults.get, self._arrow_schema.names)
         rows = pa.Table.from_arrays([*map(fill_nulls, merged, defaults)], schema=self._arrow_schema)
-        whole = dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows))
-        return whole.reject_rows(find_nulls(rows, self._required))
+        complete = dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows))
+        return complete.reject_rows(find_nulls(rows, self._required))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
         """Replace alias columns' ids in `_frazil_kept` by aliased columns' ids. Omits ids of columns with a value."""

@@ -49,8 +49,8 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
     ms = pc.utf8_lpad(_to_integers(time).cast(pa.string()), _TIME_DIGITS, "0")
     of_time = pc.coalesce(pc.binary_join_element_wise(position, ms, "@"), position)
     server = _to_integers(server)
-    known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
-    return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
+    server_text = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
+    return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), server_text, None), "#"), of_time)
 
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
@@ -86,8 +86,8 @@ def parse_logs(texts: pa.Array) -> PositionLogs:
 
 
 def _differ_mask(first: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
-    known = pc.and_(pc.not_equal(first, ""), pc.not_equal(other, ""))
-    differ: NDArray[np.bool_] = pc.and_(known, pc.not_equal(first, other)).to_numpy(zero_copy_only=False)
+    has_both = pc.and_(pc.not_equal(first, ""), pc.not_equal(other, ""))
+    differ: NDArray[np.bool_] = pc.and_(has_both, pc.not_equal(first, other)).to_numpy(zero_copy_only=False)
     return differ
 
 

@@ -74,8 +74,8 @@ def stage(  # noqa: PLR0913 - each choice is an argument
     """
 
     def run(*, with_trial: bool) -> StageResult:
-        made = _Stage(context, task, attempt=attempt, isolated=isolated, now_us=now_us)
-        (result,) = _stage_ranges(made, on_progress, with_trial=with_trial)
+        staging = _Stage(context, task, attempt=attempt, isolated=isolated, now_us=now_us)
+        (result,) = _stage_ranges(staging, on_progress, with_trial=with_trial)
         assert isinstance(result, StageResult)  # without a shuffle, there are no parcels
         return result
 
@@ -312,16 +312,16 @@ class _Stage:
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.mask_errors(shaped.rejections))
         if self._context.replays and len(shaped.dropped):
-            kept = dataclasses.replace(shaped, dropped=np.arange(0))
-            shaped = reject_no_ops(kept, shaped.dropped, "the transform's WHERE drops the record")
-        held = self._held(chunk)
-        if held.any():
-            self.progress.count_rejected(chunk.range_index[held])
-            shaped = shaped.remove_records(held)
+            undropped = dataclasses.replace(shaped, dropped=np.arange(0))
+            shaped = reject_no_ops(undropped, shaped.dropped, "the transform's WHERE drops the record")
+        is_held = self._held(chunk)
+        if is_held.any():
+            self.progress.count_rejected(chunk.range_index[is_held])
+            shaped = shaped.remove_records(is_held)
         self.progress.count_dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
-            self._other_events += int((shaped.no_result_mask(len(chunk)) & no_tombstones & ~held).sum())
+            self._other_events += int((shaped.no_result_mask(len(chunk)) & no_tombstones & ~is_held).sum())
         divided = self._divide(chunk, shaped) if self._divide else None
         if divided:
             shaped = divided.decoded

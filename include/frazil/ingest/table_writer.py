@@ -194,9 +194,9 @@ class TableWriter:
                 self._sampled = rows.num_rows
                 self._encodings = choose_encodings(rows, modern=self.layout.allows_v2)
             gathered.file = ParquetFile(self._io, path, self.layout, gathered.values, encodings=self._encodings)
-        before = gathered.file.bytes
+        old_bytes = gathered.file.bytes
         gathered.file.write(rows)
-        self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
+        self._expansion = gathered.bytes / max(1, gathered.file.bytes - old_bytes)
         self.held -= gathered.bytes
         self._set_retained(gathered, self.layout.retained_bytes(gathered.bytes))
         gathered.rows, gathered.sizes, gathered.bytes = [], [], 0

@@ -43,13 +43,13 @@ def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
         return None
     if context.evolution != "off":
         return {}
-    known: dict[str, pa.Schema] = {}
+    schemas: dict[str, pa.Schema] = {}
     for target in ("main", *routed):
         text = context.targets[target].schema_json
-        if text not in known:
-            known[text] = schema_to_pyarrow(Schema.model_validate_json(text), include_field_ids=False)
-    main = known[context.main.schema_json]
-    equal = {target: "main" for target in routed if known[context.targets[target].schema_json].equals(main)}
+        if text not in schemas:
+            schemas[text] = schema_to_pyarrow(Schema.model_validate_json(text), include_field_ids=False)
+    main = schemas[context.main.schema_json]
+    equal = {target: "main" for target in routed if schemas[context.targets[target].schema_json].equals(main)}
     return None if len(equal) == len(routed) else equal
 
 
@@ -64,12 +64,12 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
     columns = set(schema.column_names)
     names = other_names(routed.schema_json, routed.properties, main.schema_json, main.properties)
     main_names = {
-        name: column for column, others in names.items() for name in others
+        name: column for column, names_ in names.items() for name in names_
     }  # main's names of renamed columns
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
         first_rest = (column.partition(".") for column in columns)
-        return tuple(main_names.get(first, first) + dot + rest for first, dot, rest in first_rest)
+        return tuple(main_names.get(first, first) + dot + nested for first, dot, nested in first_rest)
 
     if changes:
         changes = dataclasses.replace(

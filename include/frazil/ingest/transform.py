@@ -103,14 +103,14 @@ class TransformedDecoder:
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
         failed: dict[int, str] = {}
         self._reasons.clear()
-        made = None if self._wary else self._transform_all(numbered)
-        if made is None:
-            failed, made = self._transform_valid(numbered)
+        transformed = None if self._wary else self._transform_all(numbered)
+        if transformed is None:
+            failed, transformed = self._transform_valid(numbered)
         rejections = [
             Rejection(int(fields.record_indexes[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)
         ]
-        rows, missing = self._fit_rows(made)
-        indexes = fields.record_indexes[made.column(ROW).to_numpy()]
+        rows, missing = self._fit_rows(transformed)
+        indexes = fields.record_indexes[transformed.column(ROW).to_numpy()]
         fitted = DecodedChunk(rows, indexes, [*fields.rejections, *rejections], fields.drift).reject_rows(missing)
         dropped = np.zeros(len(chunk), np.bool_)
         dropped[fields.record_indexes] = True
@@ -125,26 +125,26 @@ class TransformedDecoder:
     def _query(self, query: str, records: pa.Table) -> pa.Table:
         import duckdb  # as in open_connection
 
-        connection, before = self._connection, private_memory()
+        connection, old_memory = self._connection, private_memory()
         connection.register("records", records)
         try:
             with limit_memory(max(MAX_QUERY_GROWTH - self._retained, MIN_QUERY_GROWTH)):
-                made = connection.sql(query).to_arrow_table()
+                result = connection.sql(query).to_arrow_table()
         except (MemoryError, duckdb.OutOfMemoryException) as error:
-            made, problem = None, str(error) or "Out of Memory Error"
+            result, problem = None, str(error) or "Out of Memory Error"
         except (duckdb.InternalException, duckdb.FatalException):
             del self._connection  # all further queries of this connection would fail
             raise
         finally:
             with contextlib.suppress(duckdb.FatalException):
                 connection.unregister("records")
-        if made is not None and made.nbytes <= MAX_RESULT_BYTES:
-            return made
-        if made is not None:
-            problem = f"Out of Memory Error: the result has {made.nbytes:,} bytes"
-        del self._connection, made
+        if result is not None and result.nbytes <= MAX_RESULT_BYTES:
+            return result
+        if result is not None:
+            problem = f"Out of Memory Error: the result has {result.nbytes:,} bytes"
+        del self._connection, result
         connection.close()  # without an exception that refers to its memory, so that this memory is free at once
-        self._retained += max(private_memory() - before, 0)
+        self._retained += max(private_memory() - old_memory, 0)
         raise duckdb.OutOfMemoryException(problem)
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
@@ -160,28 +160,28 @@ class TransformedDecoder:
         """Return the error texts of failing rows, and the other rows, transformed. Searches `_may_fail_mask` first."""
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
-        made = None if suspect.all() else self._transform_all(_remove_rows(records, failed))
-        if made is None:
+        transformed = None if suspect.all() else self._transform_all(_remove_rows(records, failed))
+        if transformed is None:
             failed |= self._find_failures(records.filter(pa.array(~suspect)))
-            query, left = full_query(self._transform), _remove_rows(records, failed)
-            pieces = self._bisect(left, lambda piece: self._query(query, piece), failed)
-            made = pa.concat_tables([self._query(query, left.slice(0, 0)), *pieces])
+            query, valid = full_query(self._transform), _remove_rows(records, failed)
+            pieces = self._bisect(valid, lambda piece: self._query(query, piece), failed)
+            transformed = pa.concat_tables([self._query(query, valid.slice(0, 0)), *pieces])
         self._wary = bool(failed)
-        return failed, made
+        return failed, transformed
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
         """Return a mask of the records for which an expression may fail. If unknown, the mask has all records."""
         import duckdb  # as in open_connection
 
-        everything = np.ones(len(records), np.bool_)
+        all_records = np.ones(len(records), np.bool_)
         if not self._transform.may_fail:
-            return everything
+            return all_records
         condition = " OR ".join(f"coalesce({text}, false)" for text in self._transform.may_fail)
         query = select_query(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
         try:
             suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
         except (duckdb.Error, UnicodeDecodeError):  # the condition itself fails, or it uses rows of UNNEST
-            return everything
+            return all_records
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
@@ -208,11 +208,11 @@ class TransformedDecoder:
                 f"SELECT *, {try_expression(where_condition(transform))} AS {KEEP} FROM records AS "
                 f"{quote_name(transform.alias)}"
             )
-            kept = self._query(source, records)
-            keep = kept.column(KEEP)
+            source_rows = self._query(source, records)
+            keep = source_rows.column(KEEP)
             where = " AND ".join(transform.where)
             failed |= self._failure_texts(
-                kept.filter(keep.is_null()), "WHERE", where, transform.where_reads, where_condition(transform)
+                source_rows.filter(keep.is_null()), "WHERE", where, transform.where_reads, where_condition(transform)
             )
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
@@ -247,9 +247,9 @@ class TransformedDecoder:
         for position, row in enumerate(rows.column(ROW).to_pylist()):
             cells = next(values, ())
             pairs = zip(reads, cells, strict=True) if not self._withheld else ()
-            shown = ", ".join(f"{field} = {shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
+            pair_text = ", ".join(f"{field} = {shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
             reason = self._find_reason(expression, (expression, *(cells or (row,))), rows, position)
-            texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
+            texts[row] = f"{name}: {written} failed{' for ' if pair_text else ''}{pair_text}{reason}"
         return texts
 
     def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, position: int) -> str:
@@ -275,15 +275,15 @@ class TransformedDecoder:
             return ""
         return f": {shorten(text, MAX_REASON_CHARACTERS)}"
 
-    def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
+    def _fit_rows(self, rows: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and the error class and text of each row that does not fit."""
         arrays, failures = [], dict[int, tuple[str, str]]()
         for field in self._columns:
             default = self._defaults.get(field.name)
             if field.name not in self._made:  # another program added the column
-                arrays.append(fill_nulls(pa.chunked_array([pa.nulls(made.num_rows, field.type)]), default))
+                arrays.append(fill_nulls(pa.chunked_array([pa.nulls(rows.num_rows, field.type)]), default))
                 continue
-            values = made.column(field.name)
+            values = rows.column(field.name)
             if not field.nullable and values.null_count and default is None:
                 for row in np.flatnonzero(values.is_null().to_numpy()).tolist():
                     failures.setdefault(row, ("MissingRequired", f"{field.name}: required, and missing or null"))

@@ -86,11 +86,11 @@ def _check_sql(
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
         types = _bind_types(connection, transform, problems, checker.refused) if has_types else {}
-    wanted = dict(declared)
-    problems += _compare_columns([column.name for column in transform.columns], types, wanted)
+    declared_types = dict(declared)
+    problems += _compare_columns([column.name for column in transform.columns], types, declared_types)
     if problems:
         raise SpecError("\n".join(f"transform: {problem}" for problem in problems))
-    return CheckedTransform(transform, {name: wanted[name] for name in types})
+    return CheckedTransform(transform, {name: declared_types[name] for name in types})
 
 
 def _bind_types(connection: Any, transform: Transform, problems: list[str], refused: Collection[str]) -> dict[str, str]:
@@ -128,18 +128,18 @@ def _bind_types(connection: Any, transform: Transform, problems: list[str], refu
     return types
 
 
-def _compare_columns(made: Sequence[str], types: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    for name, kind in wanted.items():
+def _compare_columns(names: Sequence[str], types: Mapping[str, str], declared: Mapping[str, str]) -> Iterator[str]:
+    for name, kind in declared.items():
         if "uuid" in kind:
             yield f"a SELECT cannot compute the column {name} of type uuid; declare string, and CAST the value"
-        elif name not in made:
+        elif name not in names:
             yield f"the SELECT does not compute the column {name} of schema"
         elif kind and name in types and types[name] != ("string" if kind == "variant" else kind):
             cast = "to_json(…)" if kind == "variant" else "CAST(… AS …)"
             problem = f"is {types[name]} in the SELECT, but {kind} in schema; write {cast}, or change schema"
             yield f"the column {name} {problem}"
-    for name in made:
-        if name not in wanted:
+    for name in names:
+        if name not in declared:
             kind = f" ({types[name]})" if name in types else ""
             yield f"the column {name} of the SELECT is not a column of schema{kind}"
 
@@ -264,8 +264,8 @@ class _SelectChecker:
         return f"{try_expression(self._tree.to_sql(expression))} IS NULL"
 
     def _cast_failure_condition(self, cast: Node) -> str:
-        child, made = (self._tree.to_sql(_use_try_casts(part)) for part in (cast["child"], cast))
-        return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
+        child, cast_text = (self._tree.to_sql(_use_try_casts(part)) for part in (cast["child"], cast))
+        return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {cast_text} IS NULL"
 
     def _collect_may_fail(self, part: Any) -> None:
         if isinstance(part, list):

@@ -86,8 +86,8 @@ class SqlTree:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
             offset = len(sql.encode()[: int(parsed.get("position", 0))].decode(errors="ignore"))
-            before = sql[:offset].split("\n")
-            line, column, text = len(before), len(before[-1]) + 1, sql.split("\n")[len(before) - 1].strip()
+            above = sql[:offset].split("\n")
+            line, column, text = len(above), len(above[-1]) + 1, sql.split("\n")[len(above) - 1].strip()
             raise SpecError(
                 f"transform: line {line}, column {column} of the SELECT: {parsed['error_message']}: `{text}`. Check "
                 'the commas, and quote names that are keywords, such as "at"'
@@ -136,8 +136,8 @@ class ExpressionChecker:
             return
         kind = part.get("class", "TYPE")
         if kind not in _ALLOWED_CLASSES:
-            shown = _REJECTED_CLASSES.get(kind, kind)
-            yield f"{shown} is not allowed: use only functions of the record's fields"
+            label = _REJECTED_CLASSES.get(kind, kind)
+            yield f"{label} is not allowed: use only functions of the record's fields"
             return
         if kind == "LAMBDA":
             parameters, problem = self._lambda_parameters(part)
@@ -154,8 +154,8 @@ class ExpressionChecker:
         first = path[0].lower()
         is_qualified = first == self._alias and len(path) > 1 and path[1].lower() in self._fields
         if not (first in names or first in self._fields or path[0].startswith(UNNESTED) or is_qualified):
-            known = ", ".join(self._fields.values())
-            yield f"{'.'.join(path)} is not a field of records (fields: {known})"
+            fields = ", ".join(self._fields.values())
+            yield f"{'.'.join(path)} is not a field of records (fields: {fields})"
 
     def _lambda_parameters(self, part: Node) -> tuple[list[str], str]:
         """Return a lambda's parameters (none for `a -> '$.b'`, which reads JSON), and the problem of any other `->`."""
@@ -189,9 +189,9 @@ class ExpressionChecker:
             )
         first, end, limit = _SHORT_ARGUMENTS.get(name, (0, 0, 0))
         if not all(self._is_short(argument, limit) for argument in arguments[first:end]):
-            which = f"argument {first + 1} must be a constant" if first else "its arguments must be constants"
+            rule = f"argument {first + 1} must be a constant" if first else "its arguments must be constants"
             yield (
-                f"{name}: {which} or left(…, n) with n up to {limit:,}, because otherwise a record could use unlimited "
+                f"{name}: {rule} or left(…, n) with n up to {limit:,}, because otherwise a record could use unlimited "
                 "time and memory"
             )
         if name in {"format", "printf"} and not (arguments and _has_fixed_widths(self._tree.constant(arguments[0]))):

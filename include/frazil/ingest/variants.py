@@ -109,10 +109,10 @@ def _split(column: pa.ChunkedArray) -> Iterator[pa.Array]:
         ends = np.cumsum(pc.binary_length(chunk).fill_null(0).to_numpy(zero_copy_only=False))
         first = 0
         while first < len(chunk):
-            before = int(ends[first - 1]) if first else 0
-            after = max(first + 1, int(np.searchsorted(ends, before + MAX_TEXT_BYTES, "right")))
-            yield chunk.slice(first, after - first)
-            first = after
+            start = int(ends[first - 1]) if first else 0
+            end = max(first + 1, int(np.searchsorted(ends, start + MAX_TEXT_BYTES, "right")))
+            yield chunk.slice(first, end - first)
+            first = end
 
 
 def _with_doubles(text: str) -> str:

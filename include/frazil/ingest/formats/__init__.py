@@ -112,11 +112,11 @@ def create_decoder(
 
         events = partial(EnvelopeDecoder, lambda *args: _add_framing(declared, make(*args)), envelope)
         records = RecordShape(lists=lists, times=envelope.times == "numbers")
-        made = create_fields_decoder(events, schema, units, records, options)
+        decoder = create_fields_decoder(events, schema, units, records, options)
     else:
         records = RecordShape(_unwrap_path(declared), lists)
-        made = _add_framing(declared, create_fields_decoder(make, schema, units, records, options))
-    return _add_header_ids(declared, made)
+        decoder = _add_framing(declared, create_fields_decoder(make, schema, units, records, options))
+    return _add_header_ids(declared, decoder)
 
 
 def create_key_decoder(
@@ -127,16 +127,16 @@ def create_key_decoder(
     if not is_whole:
         return create_decoder(plain, schema, units)
     (field,) = schema.fields
-    whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
+    paths = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
     if isinstance(declared, spec.AvroFormat):
         from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
         schemas = as_record_schemas(_schemas_of(declared))
-        return create_fields_decoder(lambda to, plain, _: AvroDecoder(to, plain, schemas), schema, whole, RecordShape())
+        return create_fields_decoder(lambda to, plain, _: AvroDecoder(to, plain, schemas), schema, paths, RecordShape())
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(make_format_decoder, declared)
-    return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
+    return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, paths, RecordShape(lists=False))))
 
 
 def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
@@ -204,5 +204,5 @@ def _parse(plain: PlainFormat) -> spec.ValueFormat:
     try:
         return spec.parse_format(plain)
     except ValidationError as error:
-        known = ", ".join(spec.FORMATS)
-        raise SpecError(f"source.format: {plain!r} is not a format (allowed: {known}): {error}") from None
+        names = ", ".join(spec.FORMATS)
+        raise SpecError(f"source.format: {plain!r} is not a format (allowed: {names}): {error}") from None

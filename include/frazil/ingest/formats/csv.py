@@ -52,14 +52,14 @@ class CsvDecoder(FormatDecoder):
         self._decode = JsonDecoder(schema, units)
         self._line = LineReader(declared)
         fields = {field.name: field for field in schema.fields}
-        wanted = [fields.get(name) for name in declared.columns]
+        columns = [fields.get(name) for name in declared.columns]
         names = [
-            b"" if field is None else b",%s:" % json.dumps(field.name, ensure_ascii=False).encode() for field in wanted
+            b"" if field is None else b",%s:" % json.dumps(field.name, ensure_ascii=False).encode() for field in columns
         ]
         self._format = LineFormat(
             np.frombuffer(b"".join(names), np.uint8),
             np.cumsum([0, *map(len, names)]),
-            np.array([_json_kind(field, units) for field in wanted], np.int64),
+            np.array([_json_kind(field, units) for field in columns], np.int64),
             np.frombuffer(declared.null.encode(), np.uint8),
             ord(declared.delimiter),
             -1 if declared.quote is None else ord(declared.quote),
@@ -69,11 +69,11 @@ class CsvDecoder(FormatDecoder):
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values in parts that fit the JSON buffer. Rows of records read again come last in a part."""
         values = chunk.values
-        parts, done = [], 0
-        while done < len(values):
-            until, part = self._decode_part(values, done)
+        parts, decoded = [], 0
+        while decoded < len(values):
+            until, part = self._decode_part(values, decoded)
             parts.append(part)
-            done = until
+            decoded = until
         return join_results(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
@@ -244,9 +244,9 @@ def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: b
         while p < end and (b[end - 1] == _SPACE or b[end - 1] == _TAB):
             end -= 1
     if kind >= NUMBER and p < end:
-        done = write_number(b, p, end, to, n) if kind == NUMBER else write_boolean(b, p, end, to, n)
-        if done > n:
-            return done
+        written = write_number(b, p, end, to, n) if kind == NUMBER else write_boolean(b, p, end, to, n)
+        if written > n:
+            return written
     to[n] = _QUOTE
     n += 1
     while p < end:
@@ -347,12 +347,12 @@ def write_objects(
         if n + needed > len(to):
             return record, needed if n == 0 else 0
         end = find_line_end(data, p, end)
-        done, outcome = n, EMPTY if lengths[record] >= 0 else NO_VALUE
+        end_of_object, outcome = n, EMPTY if lengths[record] >= 0 else NO_VALUE
         if p < end:
-            done, outcome = write_object(data, p, end, line_format, to, n)
+            end_of_object, outcome = write_object(data, p, end, line_format, to, n)
         outcomes[record] = outcome
         if outcome == VALID:
-            spans[0, record], spans[1, record] = n, done - n
-            n = done + 1
+            spans[0, record], spans[1, record] = n, end_of_object - n
+            n = end_of_object + 1
         record += 1
     return record, 0

@@ -46,13 +46,13 @@ class PlaceholderFinder:
 
     def __init__(self, placeholder: str) -> None:
         data = placeholder.encode()
-        named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
+        hash_uuid = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
         in_text = b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()
-        self._text, self._data, self._uuid = placeholder, data, named
+        self._text, self._data, self._uuid = placeholder, data, hash_uuid
         hstore = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
         self._texts = [placeholder, hstore, *in_text]
         self._json_texts = [json.dumps(text, ensure_ascii=False) for text in self._texts]
-        self._element_texts = [placeholder, str(named), in_text[0]]
+        self._element_texts = [placeholder, str(hash_uuid), in_text[0]]
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def add_placeholder_field(self, kind: iceberg.StructType, new_id: Callable[[], int]) -> iceberg.StructType:
@@ -132,8 +132,8 @@ def _equal_lists(lists: pa.Array, elements: pa.Array, expected: pa.Array) -> NDA
     rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(expected)))
     if len(rows):
         candidates = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(expected))).ravel()))
-        wanted = expected.take(pa.array(np.tile(np.arange(len(expected)), len(rows))))
-        equal[rows] = to_mask(pc.equal(candidates, wanted)).reshape(len(rows), len(expected)).all(axis=1)
+        repeated = expected.take(pa.array(np.tile(np.arange(len(expected)), len(rows))))
+        equal[rows] = to_mask(pc.equal(candidates, repeated)).reshape(len(rows), len(expected)).all(axis=1)
     return equal
 
 
@@ -167,8 +167,8 @@ def changes_no_row(record: bytes) -> bool:
     schema, payload = value["schema"], value["payload"]
     if payload is None:  # a tombstone, as some of Kafka Connect's converters write it (KAFKA-3832)
         return schema is None
-    named = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
-    return named and isinstance(payload, dict) and _has_event_fields(payload)
+    has_schema_name = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
+    return has_schema_name and isinstance(payload, dict) and _has_event_fields(payload)
 
 
 def _has_event_fields(value: Mapping[str, Any]) -> bool:

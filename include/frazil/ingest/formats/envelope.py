@@ -156,9 +156,9 @@ class EnvelopeDecoder(FormatDecoder):
         snapshot = to_mask(pc.equal(op, "r"))
         unavailable, columns = self._find_unchanged(columns, snapshot=snapshot)
         moved = self._find_key_changes(parts, op)
-        made = to_mask(pc.equal(op, "c")) | moved
+        created = to_mask(pc.equal(op, "c")) | moved
         for name, mask in unavailable.items():
-            for row in np.flatnonzero(mask & made).tolist():
+            for row in np.flatnonzero(mask & created).tolist():
                 errors.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
         unplaced = 0
         for name in self._positions:  # the row keeps the log position of its last change
@@ -196,14 +196,14 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key. Ignores updates without the whole key in `before`."""
         changed = np.zeros(len(op), np.bool_)
-        whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
-        for names in self._key if whole.any() else ():
+        comparable = to_mask(pc.equal(op, "u")) & parts.is_present("before")
+        for names in self._key if comparable.any() else ():
             before, after = (
                 _coalesce([parts.of_column(layer, name) for name in names]) for layer in ("before", "after")
             )
-            whole &= to_mask(before.is_valid())
+            comparable &= to_mask(before.is_valid())
             changed |= to_mask(pc.not_equal(before, after))
-        return changed & whole
+        return changed & comparable
 
     def _delete_old_keys(self, parts: _Events, moved: NDArray[np.bool_]) -> pa.Table:
         filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
@@ -356,15 +356,15 @@ def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.
 
 
 def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
-    made = []
+    fields = []
     for name, subtree in tree.items():
         if isinstance(subtree, tuple):
-            made.append(iceberg.NestedField(subtree[1], name, subtree[0], required=False))
+            fields.append(iceberg.NestedField(subtree[1], name, subtree[0], required=False))
         elif isinstance(subtree, dict) and subtree:
-            made.append(
+            fields.append(
                 iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(subtree, ids)), required=False)
             )
-    return made
+    return fields
 
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:

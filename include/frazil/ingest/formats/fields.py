@@ -178,8 +178,8 @@ class FieldsDecoder(FormatDecoder):
             for field in fields
             if field.required and field not in texts and any(isinstance(step, int) for step in self._paths[field.name])
         ]
-        before = {".".join(map(str, shape.error_path((*within, *path)))): name for name, path in self._paths.items()}
-        self._errors = sorted(before.items(), reverse=True)
+        paths = {".".join(map(str, shape.error_path((*within, *path)))): name for name, path in self._paths.items()}
+        self._errors = sorted(paths.items(), reverse=True)
 
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
@@ -262,9 +262,9 @@ class FieldsDecoder(FormatDecoder):
         return _merge_columns(decoded, dataclasses.replace(from_texts, drift=drift), self.columns)
 
     def _use_column_name(self, error: str) -> str:
-        for before, name in self._errors:
-            if error.startswith(before) and error[len(before) : len(before) + 1] in {":", "."}:
-                return name + error[len(before) :]
+        for prefix, name in self._errors:
+            if error.startswith(prefix) and error[len(prefix) : len(prefix) + 1] in {":", "."}:
+                return name + error[len(prefix) :]
         return error
 
     def _map_drift(self, drift: SchemaDrift) -> SchemaDrift:
@@ -272,13 +272,13 @@ class FieldsDecoder(FormatDecoder):
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
-        known = {str(first).lower() for path in names for first in (path[0], names[path])}
+        declared = {str(first).lower() for path in names for first in (path[0], names[path])}
 
         def moved(path: Path) -> Path | None:
             for end in range(len(path), 0, -1):
                 if (name := names.get(path[:end])) is not None:
                     return (name, *path[end:])
-            return None if path[0].lower() in known else path
+            return None if path[0].lower() in declared else path
 
         new = {path_in: kind for path, kind in drift.new.items() if (path_in := moved(path))}
         wider = {there: kind for path, kind in drift.wider.items() if (there := moved(path))}

@@ -98,8 +98,8 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
         number = Decimal(text.strip('"'))
         if number.adjusted() > 60:
             return text
-        made = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
-        return text if made == number else f'"{made:f}"'
+        rounded = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
+        return text if rounded == number else f'"{rounded:f}"'
 
     with_exponent = r"[0-9]{1,60}(?:\.[0-9]{1,60})?[eE][+-]?[0-9]{1,3}"
     pattern = rf'^"?-?(?:[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}|{with_exponent})"?$'

@@ -115,11 +115,11 @@ def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
 @lru_cache(maxsize=4096)
 def _shorten_id(transaction: str) -> str:
     match = _POSTGRES_ID_PATTERN.fullmatch(transaction)
-    known = match[1] if match else transaction
-    if len(known) <= MAX_ID_CHARACTERS:
-        return known
-    digest = sha256(known.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{known[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
+    shortened = match[1] if match else transaction
+    if len(shortened) <= MAX_ID_CHARACTERS:
+        return shortened
+    digest = sha256(shortened.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{shortened[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
 
 
 @lru_cache

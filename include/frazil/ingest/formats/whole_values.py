@@ -52,5 +52,5 @@ class WholeKeyDecoder(WrappingDecoder):
         records = pc.binary_join_element_wise(begin, texts.take(pa.array(positions)), end, between)
         decoded = self._decode(RecordChunk.of_column(as_lines(records))).with_indexes(positions)
         text = "the key is not one JSON string, number or boolean"
-        others = [Rejection(position, "TypeMismatch", text) for position in np.flatnonzero(~scalar).tolist()]
-        return decoded.with_rejections(others)
+        rejections = [Rejection(position, "TypeMismatch", text) for position in np.flatnonzero(~scalar).tolist()]
+        return decoded.with_rejections(rejections)

@@ -114,7 +114,7 @@ class AvroDecoder(FormatDecoder):
         self._drift = []
         rejections: dict[int, Fault] = {}
         roots, content = self._split_frames(values, rejections)
-        tables, kept = [empty_table(self._columns.arrow_schema)], []
+        tables, positions_by_table = [empty_table(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             codes, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], codes, where)
@@ -130,11 +130,11 @@ class AvroDecoder(FormatDecoder):
                 good = ~np.isin(np.arange(len(positions)), [*broken])
                 rows, positions = rows.filter(pa.array(good)), positions[good]
             tables.append(rows)
-            kept.append(positions)
+            positions_by_table.append(positions)
             for i in np.flatnonzero((codes != op.VALID) & (codes != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(codes[i]), *where[i].tolist())
         rejected = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
-        valid = np.concatenate([np.zeros(0, np.int64), *kept])
+        valid = np.concatenate([np.zeros(0, np.int64), *positions_by_table])
         return DecodedChunk(pa.concat_tables(tables), valid, rejected, join_drift(self._drift))
 
     def _read(
@@ -165,7 +165,7 @@ class AvroDecoder(FormatDecoder):
         if not spans:
             yield
             return
-        kept, end = columns.text, int(columns.entry_counts[-1, USED])
+        saved_text, end = columns.text, int(columns.entry_counts[-1, USED])
         texts: list[bytes] = []
         for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
             node = columns.nodes[k]
@@ -183,10 +183,10 @@ class AvroDecoder(FormatDecoder):
                 words[i] = -1 - end, len(text)
                 end += len(text)
         columns.text = np.concatenate(
-            [kept[: columns.entry_counts[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)]
+            [saved_text[: columns.entry_counts[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)]
         )
         yield
-        columns.text = kept
+        columns.text = saved_text
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
         """Return a value as JSON text; None if other columns have all of it; else `_FAULT_PREFIX` and the error."""
@@ -197,8 +197,8 @@ class AvroDecoder(FormatDecoder):
                 text = text.strip(b'"')
             if (part := program.rests.get(operation)) is None:
                 return text
-            left = rest_of(text, part, nulls=False)
-            return None if left is None else left.encode()
+            other_fields = rest_of(text, part, nulls=False)
+            return None if other_fields is None else other_fields.encode()
         except InvalidAvroValue as error:
             self._has_json_faults = True
             return _FAULT_PREFIX + str(error).encode()

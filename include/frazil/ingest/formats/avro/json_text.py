@@ -134,8 +134,8 @@ def _read_integer(reader: _Reader, written: AvroType) -> str:
         return f'"{_time_text(value * _MICROSECONDS[logical.rpartition("-")[2]] * 1000)}"'
     if logical:
         nanos = value * 1000 * _MICROSECONDS.get(logical.rpartition("-")[2], 0) or value
-        days, rest = divmod(nanos, 86_400 * 10**9)
-        return f'"{_date_text(days)}T{_time_text(rest)}{"" if logical.startswith("local") else "Z"}"'
+        days, day_nanos = divmod(nanos, 86_400 * 10**9)
+        return f'"{_date_text(days)}T{_time_text(day_nanos)}{"" if logical.startswith("local") else "Z"}"'
     return str(value)
 
 

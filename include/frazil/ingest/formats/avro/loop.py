@@ -275,17 +275,17 @@ def read_record(
     while True:
         kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
         if kind < code.REFUSED:
-            after = read_value(b, p, end, op, e, plan, memory, slots)
-            if after < 0:
-                return -after, op, p
-            p = after
+            value_end = read_value(b, p, end, op, e, plan, memory, slots)
+            if value_end < 0:
+                return -value_end, op, p
+            p = value_end
         elif kind == code.UNION:
-            after, branch = read_varint(b, p, end)
-            if after < 0:
-                return -after, op, p
+            value_end, branch = read_varint(b, p, end)
+            if value_end < 0:
+                return -value_end, op, p
             if not 0 <= branch < ops[op, code.COUNT]:
                 return code.NO_BRANCH, op, p
-            p = after
+            p = value_end
             op = operands[ops[op, code.FIRST] + branch]
             continue
         elif kind == code.REFUSED:
@@ -325,22 +325,22 @@ def read_record(
                 continue
             is_map = ops[outer, code.OPERATION] == code.MAP
             if frames[depth, 1] == 0:
-                after, count = read_varint(b, p, end)
-                if after < 0:
-                    return -after, outer, p
+                value_end, count = read_varint(b, p, end)
+                if value_end < 0:
+                    return -value_end, outer, p
                 octets = -1
                 if count < 0:
-                    after, octets = read_span(b, after, end)
-                    if after < 0:
-                        return -after, outer, p
+                    value_end, octets = read_span(b, value_end, end)
+                    if value_end < 0:
+                        return -value_end, outer, p
                     count = -count
                 if ops[outer, code.EMPTY]:
                     empty -= min(max(count, -1), MAX_EMPTY_ELEMENTS + 1)
                     if count < 0 or empty < 0:
                         return code.NO_COUNT, outer, p
-                elif count < 0 or count > end - after:
+                elif count < 0 or count > end - value_end:
                     return code.NO_COUNT, outer, p
-                p = after
+                p = value_end
                 if count == 0:
                     if node >= 0:
                         inner = nodes[node, tree.INNER]
@@ -368,15 +368,15 @@ def read_record(
                     return NO_ROOM + inner, outer, p
                 entry_counts[inner, USED] += 1
             if is_map:
-                after, length = read_span(b, p, end)
-                if after < 0:
-                    return -after, outer, p
-                p = after + length
+                value_end, length = read_span(b, p, end)
+                if value_end < 0:
+                    return -value_end, outer, p
+                p = value_end + length
                 if node >= 0:
-                    if find_invalid_utf8(b, after, p) >= 0:
-                        return code.INVALID_UTF8, outer, after
+                    if find_invalid_utf8(b, value_end, p) >= 0:
+                        return code.INVALID_UTF8, outer, value_end
                     to = nodes[node + 1, tree.BASE] + 2 * e
-                    words[to] = after
+                    words[to] = value_end
                     words[to + 1] = length
                     valid[nodes[node + 1, tree.FLAG] + e] = 1
             op = operands[ops[outer, code.FIRST]]

@@ -180,19 +180,19 @@ class AvroProgram(LoopProgram):
 
     def _add_record(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
         operation = self._add_all_fields(written, target, kind)
-        if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
+        if (rest_node := int(self._columns.nodes[target.node, LEFT])) == 0:
             return operation
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
-        row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest, -1, target.path))
+        row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest_node, -1, target.path))
         self.spans[row] = written
         self.rests[row] = use_written_names(column_parts(kind, self._units, self._hidden), written)
         return self._set_operands(row, [operation])
 
     def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
         rests = {field.name for field in kind.fields if is_rest(field, self._units)}
-        wanted = {name: inside for name, inside in self._targets(target, kind).items() if name not in rests}
-        filled = filled_columns(written, wanted)
-        unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
+        targets = {name: inside for name, inside in self._targets(target, kind).items() if name not in rests}
+        filled = filled_columns(written, targets)
+        unfilled = [inside for name, inside in targets.items() if name not in filled.values()]
         for inside in unfilled:
             if self._columns.nodes[inside.node, REQUIRED]:
                 name = written.name.rpartition(".")[2]
@@ -201,7 +201,7 @@ class AvroProgram(LoopProgram):
                 )
         row = self._add_row(op.RECORD, target)
         operands = [
-            self._add_operation(part, wanted[filled[i]])
+            self._add_operation(part, targets[filled[i]])
             if i in filled
             else self._add_skip(part, _nested_path(target, names[0]))
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
@@ -214,9 +214,9 @@ class AvroProgram(LoopProgram):
 
     def _add_skip(self, written: AvroType, path: str) -> int:
         nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, path)
-        left, nested = [written], []
-        while left:
-            schema = left.pop()
+        pending, nested = [written], []
+        while pending:
+            schema = pending.pop()
             if id(schema) in self._skips:
                 continue
             kind, size = _SKIP_OPERATIONS.get(schema.kind, (op.FIXED_BYTES, schema.size))
@@ -224,7 +224,7 @@ class AvroProgram(LoopProgram):
             self._set_field(row, op.SIZE, size)
             if schema.parts:
                 nested.append((row, schema.parts))
-                left += schema.parts
+                pending += schema.parts
             self._set_field(row, op.EMPTY, schema.kind == "array" and may_be_empty(schema.parts[0]))
         for row, parts in nested:
             self._set_operands(row, [self._skips[id(part)] for part in parts])
@@ -331,8 +331,8 @@ def use_written_names(part: Part | None, written: AvroType) -> Part | None:
         return None
     if written.kind == "union":
         parts = [translated for branch in written.parts if (translated := use_written_names(part, branch)) is not None]
-        taken = {name: inside for part in parts if isinstance(part, Fields) for name, inside in part.taken.items()}
-        return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(parts), None)
+        inner = {name: inside for part in parts if isinstance(part, Fields) for name, inside in part.taken.items()}
+        return Fields(inner, part.hidden) if isinstance(part, Fields) else next(iter(parts), None)
     if isinstance(part, Entries):
         fits = written.kind == ("map" if part.is_map else "array")
         each = use_written_names(part.each, written.parts[0]) if fits else None
@@ -340,20 +340,20 @@ def use_written_names(part: Part | None, written: AvroType) -> Part | None:
     if written.kind != "record":
         return Fields({}, part.hidden)
     columns = filled_columns(written, part.taken)
-    taken = {written.fields[i][0]: use_written_names(part.taken[name], written.parts[i]) for i, name in columns.items()}
+    inner = {written.fields[i][0]: use_written_names(part.taken[name], written.parts[i]) for i, name in columns.items()}
     hidden = {names[0].lower() for names in written.fields if any(name.lower() in part.hidden for name in names)}
-    return Fields(taken, part.hidden | hidden)
+    return Fields(inner, part.hidden | hidden)
 
 
 def may_be_empty(written: AvroType) -> bool:
-    known: set[int] = set()
-    left = [written]
-    while left:
-        schema = left.pop()
+    visited: set[int] = set()
+    pending = [written]
+    while pending:
+        schema = pending.pop()
         if schema.kind == "record":
-            if id(schema) not in known:
-                known.add(id(schema))
-                left += schema.parts
+            if id(schema) not in visited:
+                visited.add(id(schema))
+                pending += schema.parts
         elif schema.kind != "null" and not (schema.kind == "fixed" and schema.size == 0):
             return False
     return True

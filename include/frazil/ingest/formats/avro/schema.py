@@ -176,13 +176,13 @@ def _require_name(value: object) -> str:
     return value
 
 
-def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
+def filled_columns(written: AvroType, names_wanted: Iterable[str]) -> dict[int, str]:
     """Return the name of the column that each field fills, by the field's index."""
-    wanted = set(wanted)
-    filled = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
+    names_wanted = set(names_wanted)
+    filled = {i: names[0] for i, names in enumerate(written.fields) if names[0] in names_wanted}
     for i, names in enumerate(written.fields):
         if i not in filled:
-            alias = next((a for a in names[1:] if a in wanted and a not in filled.values()), None)
+            alias = next((a for a in names[1:] if a in names_wanted and a not in filled.values()), None)
             if alias is not None:
                 filled[i] = alias
     return filled
@@ -284,12 +284,12 @@ def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: P
 
 def _has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
     """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
-    left, count = [(written, inside)], 0
-    while left:
-        schema, within = left.pop()
+    pending, count = [(written, inside)], 0
+    while pending:
+        schema, within = pending.pop()
         count += 1
         if count > _MAX_PARTS:
             return False
         if id(schema) not in within and len(within) <= MAX_NESTING:
-            left += [(part, within | {id(schema)}) for part in schema.parts]
+            pending += [(part, within | {id(schema)}) for part in schema.parts]
     return True

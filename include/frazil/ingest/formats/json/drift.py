@@ -81,15 +81,15 @@ def _new_fields(value: object, kind: iceberg.IcebergType, path: Path) -> Iterato
         case iceberg.StructType() if isinstance(value, dict) and (kind.fields or not path):
             for field in kind.fields:
                 yield from _new_fields(value.get(field.name), field.field_type, (*path, field.name))
-            known = {field.name for field in kind.fields}
-            new = {name: part for name, part in value.items() if name not in known and part is not None}
+            declared = {field.name for field in kind.fields}
+            new = {name: part for name, part in value.items() if name not in declared and part is not None}
             if len(new) > MAX_OBJECT_FIELDS:
                 new = {TOO_MANY_FIELDS: ""}
             yield from (((*path, name), type_of_value(part)) for name, part in new.items())
 
 
-def _merge_into(fields: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
-    for path, found_type in more:
+def _merge_into(fields: dict[Path, FoundType], new_fields: Iterable[tuple[Path, FoundType]]) -> None:
+    for path, found_type in new_fields:
         fields[path] = merge_types(fields.get(path), found_type)
 
 

@@ -133,8 +133,8 @@ class FramedDecoder(WrappingDecoder):
         bare = np.flatnonzero(has_value & ~framed)
         if not len(bare):
             return self._decode(RecordChunk.of_column(inside))
-        rest = np.flatnonzero(~has_value | framed)
-        decoded = self._decode(RecordChunk.of_column(inside.take(rest))).with_indexes(rest)
+        others = np.flatnonzero(~has_value | framed)
+        decoded = self._decode(RecordChunk.of_column(inside.take(others))).with_indexes(others)
         declared, remedy = (
             "{type: json, framing: confluent}",
             "write it with the registry's serializer, or declare framing: none",
@@ -151,8 +151,8 @@ def framed_mask(values: BinaryColumn, min_bytes: int) -> NDArray[np.bool_]:
 
 
 def not_framed_text(value: bytes, declared: str, remedy: str) -> str:
-    what = "is plain JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
-    return f"the value {what}, but source.format is {declared}: {remedy}"
+    form = "is plain JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
+    return f"the value {form}, but source.format is {declared}: {remedy}"
 
 
 VALUE_SCHEMA_ID = "__value_schema_id"
@@ -178,12 +178,12 @@ class HeaderIdDecoder(WrappingDecoder):
         from frazil.ingest.binary_arrays import header_column  # loads the compiler
 
         headers = header_column(chunk.headers, VALUE_SCHEMA_ID, len(chunk))
-        named = (headers.lengths != NULL) & (chunk.values.lengths != NULL)
-        if not named.any():
+        has_id = (headers.lengths != NULL) & (chunk.values.lengths != NULL)
+        if not has_id.any():
             return self._decode(chunk)
         values = [*chunk.values]
         wrong = []
-        for position in np.flatnonzero(named).tolist():
+        for position in np.flatnonzero(has_id).tolist():
             header = headers[position] or b""
             frame = self._frame(header)
             if frame is None:
@@ -200,6 +200,6 @@ class HeaderIdDecoder(WrappingDecoder):
         if len(header) >= _ID_END and header[0] == _ID:
             return header
         if len(header) >= _GUID_END and header[0] == _GUID:
-            made = self._id_of(header[1:_GUID_END]) & 0xFFFFFFFF
-            return b"\0" + made.to_bytes(4) + header[_GUID_END:]
+            schema_id = self._id_of(header[1:_GUID_END]) & 0xFFFFFFFF
+            return b"\0" + schema_id.to_bytes(4) + header[_GUID_END:]
         return None

@@ -125,9 +125,9 @@ def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Pat
 
     Children are in field order. A list has one child; a map has two, its key and its value.
     """
-    made = _NodeBuilder(units, hidden)
-    made.add(iceberg.NestedField(-1, "", schema, required=True), -1, 0)
-    return made.nodes()
+    builder = _NodeBuilder(units, hidden)
+    builder.add(iceberg.NestedField(-1, "", schema, required=True), -1, 0)
+    return builder.nodes()
 
 
 class _NodeBuilder:
@@ -199,13 +199,13 @@ class _NodeBuilder:
 
     def _add_fields(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = [self.add(field, node, entry_set) for field in kind.fields]
-        row[FIELDS], row[CHILDREN] = len(every), len(self._lists)
-        self._lists += every
-        called = [(k, f.name.encode()) for k, f in zip(every, kind.fields, strict=True) if not is_rest(f, self._units)]
+        added = [self.add(field, node, entry_set) for field in kind.fields]
+        row[FIELDS], row[CHILDREN] = len(added), len(self._lists)
+        self._lists += added
+        called = [(k, f.name.encode()) for k, f in zip(added, kind.fields, strict=True) if not is_rest(f, self._units)]
         keys, names = [k for k, _ in called], [name for _, name in called]
-        if len(keys) < len(every):
-            row[LEFT] = next(k for k in every if k not in keys)
+        if len(keys) < len(added):
+            row[LEFT] = next(k for k in added if k not in keys)
             self._mark_rest(node, column_parts(kind, self._units, self._hidden))
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
@@ -221,16 +221,16 @@ class _NodeBuilder:
         self._lists += slots
         if keys:
             row[OPENING] = keys[0]
-        for before, child in pairwise(keys):
-            self._rows[before][FOLLOWING] = child
+        for previous, child in pairwise(keys):
+            self._rows[previous][FOLLOWING] = child
 
     def _add_elements(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = {int(field.name): self.add(field, node, entry_set) for field in kind.fields}
-        row[FIELDS], row[CHILDREN], row[WATCHED] = len(every), len(self._lists), 0
-        self._lists += every.values()
-        row[SLOTS], row[MASK] = len(self._lists), max(every)
-        self._lists += [every.get(index, -1) for index in range(1 + max(every))]
+        children = {int(field.name): self.add(field, node, entry_set) for field in kind.fields}
+        row[FIELDS], row[CHILDREN], row[WATCHED] = len(children), len(self._lists), 0
+        self._lists += children.values()
+        row[SLOTS], row[MASK] = len(self._lists), max(children)
+        self._lists += [children.get(index, -1) for index in range(1 + max(children))]
 
     def _mark_rest(self, node: int, part: Part | None) -> None:
         if part is None:

@@ -41,8 +41,8 @@ class Entries:
 Part = Fields | Entries
 
 
-def is_rest(one: iceberg.NestedField, units: Units) -> bool:
-    return units.get(one.field_id) == OF_REST
+def is_rest(field: iceberg.NestedField, units: Units) -> bool:
+    return units.get(field.field_id) == OF_REST
 
 
 def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
@@ -53,14 +53,14 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
 
     match kind:
         case iceberg.StructType():
-            taken = {
-                one.name: None
-                if units.get(one.field_id) == LISTED
-                else column_parts(one.field_type, units, below(one.name.lower()))
-                for one in kind.fields
-                if not is_rest(one, units)
+            parts = {
+                field.name: None
+                if units.get(field.field_id) == LISTED
+                else column_parts(field.field_type, units, below(field.name.lower()))
+                for field in kind.fields
+                if not is_rest(field, units)
             }
-            return Fields(taken, frozenset(path[0] for path in hidden))
+            return Fields(parts, frozenset(path[0] for path in hidden))
         case iceberg.ListType():
             each = column_parts(kind.element_type, units, below("element"))
             return None if each is None else Entries(each, is_map=False)
@@ -74,8 +74,8 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
 
 def rest_of(text: bytes, part: Part, *, nulls: bool = True) -> str | None:
     """Return the `rest` text of an object; None if no field is left. Unless `nulls`, omits null fields."""
-    left = _write_rest(text, _skip_white_space(text, 0), part, nulls=nulls)
-    return None if left is None else left.decode()
+    other_members = _write_rest(text, _skip_white_space(text, 0), part, nulls=nulls)
+    return None if other_members is None else other_members.decode()
 
 
 def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
@@ -83,7 +83,7 @@ def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | Non
         return None
     if isinstance(part, Entries) and not part.is_map:
         parts = [_write_rest(text, value, part.each, nulls=nulls) for value, _ in _elements(text, at)]
-        return b"[" + b",".join(one or b"null" for one in parts) + b"]" if any(parts) else None
+        return b"[" + b",".join(part_text or b"null" for part_text in parts) + b"]" if any(parts) else None
     members = []
     for start, name, value, end in _members(text, at):
         if isinstance(part, Entries):
@@ -94,8 +94,8 @@ def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | Non
             if name.lower() not in part.hidden and (nulls or text[value:end] != b"null"):
                 members.append(text[start:end])
             continue
-        if inside is not None and (left := _write_rest(text, value, inside, nulls=nulls)) is not None:
-            members.append(text[start:value] + left)
+        if inside is not None and (nested := _write_rest(text, value, inside, nulls=nulls)) is not None:
+            members.append(text[start:value] + nested)
     return b"{" + b",".join(members) + b"}" if members else None
 
 

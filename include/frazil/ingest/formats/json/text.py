@@ -120,12 +120,12 @@ def _malformed_text(text: bytes, message: str) -> str:
             if escape[1] is not None:
                 half = f"\\u{escape[1].decode('ascii', 'replace')}"
                 return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
-    more = _TRAILING.fullmatch(message)
-    if message == "Input data was truncated" or (more is None and message.endswith(f"(byte {len(text)})")):
+    match = _TRAILING.fullmatch(message)
+    if message == "Input data was truncated" or (match is None and message.endswith(f"(byte {len(text)})")):
         return "the record is truncated: an object, array or string in it does not end"
-    if more and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
+    if match and text[int(match[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
         return (
-            f"the value has several objects (another begins at byte {more[1]}): write a record for each. If each is "
+            f"the value has several objects (another begins at byte {match[1]}): write a record for each. If each is "
             "on a line of its own, declare source.format: {type: json, lines: true}"
         )
     return message

@@ -145,28 +145,28 @@ MAX_NESTED_SAMPLES = 4096
 
 
 def allocate_memory(*, on: bool) -> Numbers:
-    made = np.zeros(FIRST_KEY + 3 * SLOTS if on else FIRST_KEY, np.int64)
-    made[ON] = on
-    return made
+    memory = np.zeros(FIRST_KEY + 3 * SLOTS if on else FIRST_KEY, np.int64)
+    memory[ON] = on
+    return memory
 
 
 @loop
-def begin_record(seen: Numbers) -> None:
-    seen[FLAGGED] = seen[SAMPLED] = 0
-    seen[RECORD] += 1
+def begin_record(memory: Numbers) -> None:
+    memory[FLAGGED] = memory[SAMPLED] = 0
+    memory[RECORD] += 1
 
 
 @loop
-def discard_sample(seen: Numbers) -> None:
+def discard_sample(memory: Numbers) -> None:
     """Do not count the current record as a sample, because it has no row, or will be read again."""
-    if seen[SAMPLED]:
-        for at in range(FIRST_KEY, len(seen), 3):
-            if seen[at + 2] == seen[RECORD]:
-                seen[at + 1] -= 1
+    if memory[SAMPLED]:
+        for at in range(FIRST_KEY, len(memory), 3):
+            if memory[at + 2] == memory[RECORD]:
+                memory[at + 1] -= 1
 
 
 @loop
-def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
+def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, memory: Numbers) -> None:
     """Check the unknown key `[key, end)` in container k, and decide whether its record is sampled.
 
     The key's value begins at `value`; the record ends at `behind`.
@@ -179,23 +179,23 @@ def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, se
         p = skip_white_space(b, value + 1, behind)
         if b[p] == 125 or b[p] == 93:
             return
-    seen[FLAGGED] = 1
+    memory[FLAGGED] = 1
     hashed = np.int64(1469598103934665603) ^ np.int64(k)
     for q in range(key, end):
         hashed = (hashed ^ np.int64(b[q])) * np.int64(1099511628211)
     if hashed == 0:
         hashed = np.int64(1)
     slot = (hashed ^ (hashed >> 29)) & (SLOTS - 1)
-    while seen[FIRST_KEY + 3 * slot] != hashed:
-        if seen[FIRST_KEY + 3 * slot] == 0:
-            if seen[KEYS] >= MAX_KEYS:
+    while memory[FIRST_KEY + 3 * slot] != hashed:
+        if memory[FIRST_KEY + 3 * slot] == 0:
+            if memory[KEYS] >= MAX_KEYS:
                 return
-            seen[KEYS] += 1
-            seen[FIRST_KEY + 3 * slot] = hashed
+            memory[KEYS] += 1
+            memory[FIRST_KEY + 3 * slot] = hashed
             break
         slot = (slot + 1) & (SLOTS - 1)
     at = FIRST_KEY + 3 * slot
-    if seen[at + 1] < (MAX_NESTED_SAMPLES if nested else MAX_SAMPLES) and seen[at + 2] != seen[RECORD]:
-        seen[at + 1] += 1
-        seen[at + 2] = seen[RECORD]
-        seen[SAMPLED] = 1
+    if memory[at + 1] < (MAX_NESTED_SAMPLES if nested else MAX_SAMPLES) and memory[at + 2] != memory[RECORD]:
+        memory[at + 1] += 1
+        memory[at + 2] = memory[RECORD]
+        memory[SAMPLED] = 1

@@ -48,14 +48,14 @@ _SCALAR_KINDS = {
 def as_avro_type(written: Descriptor) -> AvroType:
     """Return the message as an Avro record, to find schema drift. Recursive messages become recursive records."""
     records: dict[str, AvroType] = {}
-    left: list[tuple[AvroType, Descriptor]] = []
+    pending: list[tuple[AvroType, Descriptor]] = []
 
     def add_record(message: Descriptor) -> AvroType:
         if (record := records.get(message.full_name)) is None:
             logical = {TIMESTAMP: "timestamp-micros", **dict.fromkeys(WRAPPERS, WRAPPER)}.get(message.full_name, "")
             names = tuple((field.name,) for field in message.fields)
             record = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
-            left.append((record, message))
+            pending.append((record, message))
         return record
 
     def single_type(field: FieldDescriptor) -> AvroType:
@@ -69,8 +69,8 @@ def as_avro_type(written: Descriptor) -> AvroType:
         return AvroType("array", parts=[single_type(field)]) if field.is_repeated else single_type(field)
 
     root = add_record(written)
-    while left:
-        record, message = left.pop()
+    while pending:
+        record, message = pending.pop()
         record.parts += map(field_type, message.fields)
     return root
 

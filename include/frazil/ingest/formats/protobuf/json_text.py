@@ -110,10 +110,10 @@ class JsonTexts:
                 return with_children(array, children, array.type)
             case iceberg.ListType() | iceberg.MapType():
                 inside, entry_rows = self._parts_inside(array, kind, parts, rows, path)
-                *before, entries = child_arrays(array)
+                *others, entries = child_arrays(array)
                 inner = inner_fields(kind)[-1]
                 filled = self._fill_array(entries, inner, inside, entry_rows, f"{path}.{inner.name}")
-                return with_children(array, [*before, filled], array.type)
+                return with_children(array, [*others, filled], array.type)
         texts = []
         for part, row in zip(parts, rows, strict=True):
             text = None
@@ -169,11 +169,11 @@ def _field_values(part: _FieldValue, keys: Sequence[Any], kind: iceberg.IcebergT
     values = _field_value(part)
     if not is_map(part.field):
         return values  # type: ignore[no-any-return]
-    known = [int(key) if isinstance(key, Decimal) else key for key in keys]
+    typed_keys = [int(key) if isinstance(key, Decimal) else key for key in keys]
     if isinstance(kind, iceberg.MapType):
-        return [values[key] for key in known]
+        return [values[key] for key in typed_keys]
     entry = GetMessageClass(part.field.message_type)
-    return [entry(key=key, value=values[key]) for key in known]
+    return [entry(key=key, value=values[key]) for key in typed_keys]
 
 
 def _find_field(message: Message, name: str) -> _FieldValue | None:

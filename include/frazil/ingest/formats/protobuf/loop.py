@@ -267,9 +267,9 @@ def read_value(
 def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
     """Return whether the number at `p` is readable, but not defined by the enum."""
     ops, operands = plan
-    after, value = read_varint(b, p, end)
+    stop, value = read_varint(b, p, end)
     return (
-        after >= 0 and find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
+        stop >= 0 and find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
     )
 
 
@@ -357,10 +357,10 @@ def read_record(
         node, outer = ops[op, code.NODE], ops[op, code.OUTER]
         stop = end
         if packed:
-            after, length = read_span(b, p, end)
-            if after < 0:
-                return -after, op, start
-            p = after
+            value_end, length = read_span(b, p, end)
+            if value_end < 0:
+                return -value_end, op, start
+            p = value_end
             stop = p + length
         while not packed or p < stop:
             entry = e
@@ -376,12 +376,12 @@ def read_record(
                 words[nodes[outer, tree.BASE] + e] = entry + 1
                 valid[nodes[node, tree.FLAG] + entry] = 0
             if kind == code.MESSAGE:
-                after, length = read_span(b, p, end)
-                if after < 0:
-                    return -after, op, start
+                value_end, length = read_span(b, p, end)
+                if value_end < 0:
+                    return -value_end, op, start
                 if depth == len(frames) - 1:
                     return code.TOO_DEEP, op, start
-                p = after
+                p = value_end
                 frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3] = message, e, end, next_
                 depth += 1
                 flag = nodes[node, tree.FLAG] + entry
@@ -393,10 +393,10 @@ def read_record(
                     begin_message(op, entry, plan, memory)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
-            after = read_value(b, p, stop, op, entry, plan, memory, scratch)
-            if after < 0:
-                return -after, op, start
-            p = after
+            value_end = read_value(b, p, stop, op, entry, plan, memory, scratch)
+            if value_end < 0:
+                return -value_end, op, start
+            p = value_end
             if not packed:
                 break
 

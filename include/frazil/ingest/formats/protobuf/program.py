@@ -95,11 +95,11 @@ class ProtobufProgram(LoopProgram):
 
     def _add_fields(self, written: Descriptor, target: TargetColumn) -> int:
         assert isinstance(target.kind, iceberg.StructType)
-        wanted = self._targets(target, target.kind)
+        targets = self._targets(target, target.kind)
         row = self._add_row(op.MESSAGE, target)
         absent = self._absent[row] = _AbsentFields()
         fields = {field.name: field for field in written.fields}
-        for name, inside in wanted.items():
+        for name, inside in targets.items():
             if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 if self._columns.nodes[inside.node, REQUIRED]:
                     raise _FieldMismatch(
@@ -108,31 +108,31 @@ class ProtobufProgram(LoopProgram):
                 absent.begin += [inside.node, 0, 0, 0]
         operations: dict[int, int] = {}
         maps: list[int] = []
-        for name, inside in wanted.items():
+        for name, inside in targets.items():
             if self._units.get(inside.field_id) in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 absent.begin += [inside.node, int(self._columns.nodes[inside.node, REQUIRED]), 0, 0]
             elif name in fields:
                 operations[fields[name].number] = self._add_field(fields[name], inside, absent)
                 if isinstance(inside.kind, iceberg.MapType):
                     maps.append(inside.node)
-        self._link_oneofs(written, wanted, operations)
+        self._link_oneofs(written, targets, operations)
         self._set_message(row, operations, absent, maps)
         self._set_field(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
-    def _link_oneofs(self, written: Descriptor, wanted: dict[str, TargetColumn], operations: dict[int, int]) -> None:
+    def _link_oneofs(self, written: Descriptor, targets: dict[str, TargetColumn], operations: dict[int, int]) -> None:
         """Make each field of a oneof clear the oneof's other fields, even if the field fills no column."""
         for oneof in written.oneofs:
-            nodes = {member.name: wanted[member.name].node for member in oneof.fields if member.name in wanted}
+            nodes = {member.name: targets[member.name].node for member in oneof.fields if member.name in targets}
             for member in oneof.fields:
-                others = [node for name, node in nodes.items() if name != member.name]
-                if not others:
+                other_nodes = [node for name, node in nodes.items() if name != member.name]
+                if not other_nodes:
                     continue
                 if member.number not in operations:
                     nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, member.name)
                     operations[member.number] = self._add_row(op.SKIP, nowhere)
                     self._set_field(operations[member.number], op.WIRE, wire_type(member))
-                self._set_operands(operations[member.number], op.OTHERS, others)
+                self._set_operands(operations[member.number], op.OTHERS, other_nodes)
 
     def _set_message(self, row: int, operations: dict[int, int], absent: _AbsentFields, maps: Sequence[int]) -> None:
         self._set_operands(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)

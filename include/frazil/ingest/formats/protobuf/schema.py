@@ -37,8 +37,8 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
     try:
         return file.pool.FindMessageTypeByName(name)
     except KeyError:
-        known = ", ".join(message.full_name for message in file.message_types_by_name.values())
-        raise UnreadableSchema(f"it does not define the message {name}; it defines {known or 'no messages'}") from None
+        names = ", ".join(message.full_name for message in file.message_types_by_name.values())
+        raise UnreadableSchema(f"it does not define the message {name}; it defines {names or 'no messages'}") from None
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
@@ -58,8 +58,8 @@ def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes
 def _load(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
     pool = descriptor_pool.DescriptorPool()
     files = {name: _parse_file(text, name) for name, text in references}
-    main, *others = _parse_files(text)
-    files |= {file.name: file for file in others}
+    main, *imported = _parse_files(text)
+    files |= {file.name: file for file in imported}
     while main.name in files or not main.name:
         main.name = f"{main.name}{_MAIN}"
     try:
@@ -84,7 +84,7 @@ def _add_to_pool(
             imported = files[name]
         elif name in _KNOWN_TEXTS:
             imported = _parse_file(_KNOWN_TEXTS[name], name)
-        elif (known := _WELL_KNOWN.fullmatch(name)) and find_spec(module := f"google.protobuf.{known[1]}_pb2"):
+        elif (match := _WELL_KNOWN.fullmatch(name)) and find_spec(module := f"google.protobuf.{match[1]}_pb2"):
             imported = File.FromString(importlib.import_module(module).DESCRIPTOR.serialized_pb)
         else:
             raise UnreadableSchema(f"it imports {name}, which is missing")
