@@ -340,8 +340,8 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
         if backfill.replays:
             record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
-            again = read_new_errors(tables.dead_letters.current(), rejected)
-            written = RowChangeWriter(change_after_replay(backfill.stream, record.replayed, ids, again))
+            errors = read_new_errors(tables.dead_letters.current(), rejected)
+            written = RowChangeWriter(change_after_replay(backfill.stream, record.replayed, ids, errors))
         _publish(tables, tables.dead_letters, last, written=written, summary=backfill_summary(backfill))
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
     copies = tables.store.list_files(backfill.request["files"]) if backfill.replays else []

@@ -86,8 +86,8 @@ class FileSource(RecordSource):
     @property
     def listing(self) -> str:
         """Fingerprint of the files' paths, sizes and times."""
-        named = [(f.path, f.bytes, f.modified_ms) for f in self.files]
-        return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:10]
+        entries = [(f.path, f.bytes, f.modified_ms) for f in self.files]
+        return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:10]
 
     @cached_property
     def index(self) -> FileIndex:
@@ -106,11 +106,11 @@ class FileSource(RecordSource):
                 )
         return index
 
-    def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return `known`, because files have no identity. Raises SpecError if the files have changed."""
+    def identity(self, current: SourceIdentity) -> SourceIdentity:
+        """Return `current`, because files have no identity. Raises SpecError if the files have changed."""
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
-        return known
+        return current
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return a span for each topic-partition with records. Raises StaleBatch or SpecError for unread records."""

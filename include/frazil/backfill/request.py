@@ -90,8 +90,8 @@ class BackfillRequest(Model):
 
     def offset_bounds(self, bound: Literal["from", "to"]) -> dict[TopicPartition, int]:
         """Return the lower or upper offset bounds by topic-partition; empty without such bounds."""
-        given = (self.from_offsets if bound == "from" else self.to_offsets) or {}
-        return {(topic, partition): offset for topic, parts in given.items() for partition, offset in parts.items()}
+        by_topic = (self.from_offsets if bound == "from" else self.to_offsets) or {}
+        return {(topic, partition): offset for topic, parts in by_topic.items() for partition, offset in parts.items()}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
@@ -126,10 +126,10 @@ def can_delete_rows(spec: StreamSpec) -> bool:
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
     """Raise SpecError if a backfill skips records that deleted rows, because it may then restore deleted rows."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
-    given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
-    if given and can_delete_rows(spec) and not request.dead_letters:
+    limits = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
+    if limits and can_delete_rows(spec) and not request.dead_letters:
         raise SpecError(
-            f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(given)}, "
+            f"stream {spec.name!r} deletes rows, and the table does not record deleted rows: with {', '.join(limits)}, "
             "a backfill could restore rows that a later record deleted. Nothing was changed. Give only from-time or "
             "from-offsets; the backfill then reads everything up to the stream's position"
         )

@@ -87,8 +87,8 @@ def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[To
 
 def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
     """Return the offsets of staged rows with records that are no longer dead letters."""
-    left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
-    return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
+    remaining = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
+    return {tp: OffsetTally([*offsets]) for tp, offsets in remaining.items() if offsets}
 
 
 log = logging.getLogger(__name__)

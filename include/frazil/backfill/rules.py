@@ -66,9 +66,9 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
     """Return the next epoch's marker. Raises WriterBusy if another request's backfill is open."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
-    wanted = request.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"run"})
+    fields = request.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"run"})
     if backfill is None or not backfill.is_open:
-        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
+        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", fields, request.digest, epoch)
         new = dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ())
         return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
@@ -78,7 +78,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
             f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}. To {end} it: "
             f"`{backfill.command}`. To remove it: `frazil backfill {request.stream} --abandon`"
         )
-    return dataclasses.replace(backfill.with_epoch(epoch, request.run), request=wanted)
+    return dataclasses.replace(backfill.with_epoch(epoch, request.run), request=fields)
 
 
 def check_run_not_abandoned(last: BackfillMarker | None, run: str | None) -> None:
@@ -230,11 +230,11 @@ def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_
 
 
 def find_complete_ranges(
-    wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
+    requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of committed ranges that are completely in the tables. Skips partial backfills."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
-    for tp in wanted.keys() & claimed.keys():
+    for tp in requested.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
         for r in claimed[tp]:
             if not r.selects and present.range_cardinality(r.start, r.end) >= r.records + r.rejected:

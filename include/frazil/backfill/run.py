@@ -127,45 +127,45 @@ class Backfill:
         table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
-        wanted = self.source.find_requested_spans(self.request, marker)
+        requested = self.source.find_requested_spans(self.request, marker)
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
-            for topic in _topics(wanted):
-                if len(topic_generations(wanted, claimed.ranges, topic)) > 1:
+            for topic in _topics(requested):
+                if len(topic_generations(requested, claimed.ranges, topic)) > 1:
                     raise SpecError(
                         f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
                         "requested range, so frazil cannot determine which topic the table's rows came from. Request "
                         "other offsets"
                     )
         staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
-        held = [to_bitmaps(staged_spans(staged))]
+        present = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
-            held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))
+            present.append(offsets_without_dead_letters(requested, self._tally_dead_letters(requested, marker.source)))
         if not self._is_decided_by_dead_letters:
-            *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
-            whole = find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
-            held += [whole, seen_offsets(dead_letters)]
-            exact = self._find_missing(wanted, [*held, *map(seen_offsets, rows)])
+            *rows, dead_letters = tallies = self._tally_tables(table, marker, requested, claimed)
+            complete = find_complete_ranges(requested, claimed.ranges, tallies) if self.source.is_whole else {}
+            present += [complete, seen_offsets(dead_letters)]
+            exact = self._find_missing(requested, [*present, *map(seen_offsets, rows)])
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
-                return self._build_plan(exact, wanted, identity)
-        return self._build_plan(self._find_missing(wanted, held), wanted, identity)
+                return self._build_plan(exact, requested, identity)
+        return self._build_plan(self._find_missing(requested, present), requested, identity)
 
-    def _find_missing(self, wanted: Spans, held: Sequence[OffsetSets]) -> Spans:
+    def _find_missing(self, requested: Spans, offset_sets: Sequence[OffsetSets]) -> Spans:
         """Return the wanted offsets that are not held. A replay's spans include offsets that no copied record has."""
-        present = union_offsets(held)
+        present = union_offsets(offset_sets)
         if self.request.dead_letters:
-            copied = self.source.records(wanted)
+            copied = self.source.records(requested)
             present = {tp: offsets & copied[tp] for tp, offsets in present.items() if tp in copied}
-        return self.source.select_with_records(missing_spans(wanted, present))
+        return self.source.select_with_records(missing_spans(requested, present))
 
-    def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
-        if sum(map(len, left.values())) > MAX_SPANS and not self.source.files:
+    def _build_plan(self, missing: Spans, requested: Spans, identity: SourceIdentity) -> BackfillPlan:
+        if sum(map(len, missing.values())) > MAX_SPANS and not self.source.files:
             raise SpecError(
                 f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
                 f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
                 "range first"
             )
-        return BackfillPlan(left, self.source.max_records(wanted), identity)
+        return BackfillPlan(missing, self.source.max_records(requested), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
         """Return whether `dedupe` would drop every row that is read again, because every row has an event time."""
@@ -274,9 +274,9 @@ class Backfill:
         dead_letters: Tallies = {} if self.request.dead_letters else self._tally_dead_letters(spans, marker.source)
         if self.spec.sinks.mode.replaces_rows:
             return (dead_letters,)
-        wanted = RowSelection(_topics(spans), spans)
-        open_windows = dataclasses.replace(wanted, branch=open_branch_name(self.spec.name))
-        rows = (tally_rows(table, wanted), tally_rows(table, open_windows))
+        selection = RowSelection(_topics(spans), spans)
+        open_windows = dataclasses.replace(selection, branch=open_branch_name(self.spec.name))
+        rows = (tally_rows(table, selection), tally_rows(table, open_windows))
         return (*rows, *self._tally_routed(table, marker, spans, claimed).values(), dead_letters)
 
     def _tally_routed(
@@ -285,10 +285,10 @@ class Backfill:
         """Return the offsets of each routed table's rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
-        tables, named = self.opened.tables, self.spec.sinks.named_tables
+        tables, names = self.opened.tables, self.spec.sinks.named_tables
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
-        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
+        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=names)
         if problems := [f"{entry.target}: {entry.problem}" for entry in routed if entry.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
@@ -299,8 +299,8 @@ class Backfill:
     def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Collect the offsets of the stream's dead letters. For a replay, discarded dead letters are left out."""
         counts_discarded = not self.request.dead_letters
-        wanted = RowSelection(_topics(spans), spans, source.topic_ids, self.spec.name, discarded=counts_discarded)
-        return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
+        selection = RowSelection(_topics(spans), spans, source.topic_ids, self.spec.name, discarded=counts_discarded)
+        return tally_rows(self.opened.tables.dead_letters.refresh(), selection)
 
     @property
     def _is_decided_by_dead_letters(self) -> bool:

@@ -51,13 +51,13 @@ def requested_spans(start: Offsets, end: Offsets, *, first: Offsets, live: Offse
     return {tp: (span,) for tp, span in bounds.items() if span[0] < span[1]}
 
 
-def missing_spans(wanted: Spans, held: OffsetSets) -> Spans:
+def missing_spans(requested: Spans, held: OffsetSets) -> Spans:
     """Return the wanted offsets that are not in `held`, merged into as few spans as possible."""
-    left = {
+    missing = {
         tp: tuple(piece for span in spans for piece in iter_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span))
-        for tp, spans in wanted.items()
+        for tp, spans in requested.items()
     }
-    return {tp: spans for tp, spans in left.items() if spans}
+    return {tp: spans for tp, spans in missing.items() if spans}
 
 
 def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[Spans, ...]:
@@ -128,7 +128,7 @@ class KafkaSource(RecordSource):
     files: tuple[FileInfo, ...] = ()
     """The files that are read instead of Kafka."""
 
-    def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
+    def identity(self, current: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
         return self.kafka.describe().identity
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:

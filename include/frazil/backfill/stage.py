@@ -59,8 +59,8 @@ def stage(
         committer = backfill.begin(last)
         if plan is None or backfill.request.dead_letters:  # dead letters may be discarded until the replay begins
             plan = backfill.plan(committer.backfill)
-        for done in _stage_chunks(backfill, engine, committer, plan):
-            on_chunk(done)
+        for marker in _stage_chunks(backfill, engine, committer, plan):
+            on_chunk(marker)
         return committer.mark_staged()
     except StaleBatch:
         backfill.drop()
@@ -83,9 +83,9 @@ def _stage_chunks(
     for spans in chunks:
         journal, results = _stage_chunk(backfill, engine, committer, spans, plan)
         log_notices(results, logged)
-        done = committer.commit(journal, planned=planned)
-        log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
-        yield done
+        marker = committer.commit(journal, planned=planned)
+        log.info("chunk %d of %d: %d records, %d dead letters", marker.chunks, planned, marker.records, marker.rejected)
+        yield marker
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
