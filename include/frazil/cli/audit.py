@@ -164,17 +164,17 @@ def _summarize(result: Audit) -> str:
     if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows why."
     if not result.complete:
-        reason, *others = _not_compared_findings(result)
+        reason, *other_reasons = _not_compared_findings(result)
         where = "" if reason.where == result.stream else f"{reason.where}: "
-        more = f"; and {format_count(len(others), 'more note')}" if others else ""
-        return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
+        more_text = f"; and {format_count(len(other_reasons), 'more note')}" if other_reasons else ""
+        return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more_text}."
     if result.partitions:
         detail = ", and each key matches its newest change in Kafka" if result.by_key else ", each offset once"
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"
-        counted = format_count(rows, "change" if result.by_key else "row")
-        return f"Stream {result.stream} is clean: {counted}{when}{detail}."
+        row_text = format_count(rows, "change" if result.by_key else "row")
+        return f"Stream {result.stream} is clean: {row_text}{when}{detail}."
     return f"Stream {result.stream}: nothing is wrong."
 
 

@@ -57,7 +57,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     status: bool,
     end_it: bool,
     yes: bool,
-    **wanted: Any,
+    **options: Any,
 ) -> None:
     """Land older records that are missing from the table of STREAM.
 
@@ -83,7 +83,7 @@ def backfill(  # noqa: PLR0913 - a command's options
             opened, last, yes=yes
         )
         return
-    request = _build_request(stream, wanted)
+    request = _build_request(stream, options)
     if not dry_run:
         _run_backfill(spec, request, as_json=as_json)
         return
@@ -105,8 +105,8 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
     with progress("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
 
-        def show(done: BackfillMarker) -> None:
-            step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
+        def show(marker: BackfillMarker) -> None:
+            step(marker.chunks, marker.planned, f"{format_count(marker.records, 'row')} staged")
 
         with claim_log(log_file):  # the same request would take over a run that has not ended
             try:
@@ -122,21 +122,21 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
         _print_result(last, requested.opened, as_json=as_json)
 
 
-def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
-    files = wanted["files"]
+def _build_request(stream: str, options: Mapping[str, Any]) -> BackfillRequest:
+    files = options["files"]
     raw: dict[str, Any] = {
         "stream": stream,
-        "from-event-time": wanted["event_from"],
-        "to-event-time": wanted["event_to"],
+        "from-event-time": options["event_from"],
+        "to-event-time": options["event_to"],
         "files": files if not files or "://" in files else str(Path(files).absolute()),
-        "chunk-records": wanted["chunk_records"],
-        "target": "branch" if wanted["branch"] else "table",
+        "chunk-records": options["chunk_records"],
+        "target": "branch" if options["branch"] else "table",
     }
-    for which, bound in (("from", wanted["begin"]), ("to", wanted["end"])):
+    for end, bound in (("from", options["begin"]), ("to", options["end"])):
         if isinstance(bound, Mapping):
-            raw[f"{which}-offsets"] = nest_by_topic(bound)
+            raw[f"{end}-offsets"] = nest_by_topic(bound)
         else:
-            raw[f"{which}-time"] = bound
+            raw[f"{end}-time"] = bound
     return parse_request(raw)
 
 

@@ -123,11 +123,11 @@ def _load_unchanged(
 
 def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     """Whether a backfill or replay may have been published after the default table was loaded."""
-    before = read_backfill(default_table.properties, tables.stream)
+    first_read = read_backfill(default_table.properties, tables.stream)
     backfill = tables.last_backfill()
-    if backfill is None or before is None or backfill.id != before.id:
-        return backfill != before
-    return backfill.state is BackfillState.PUBLISHED and before.state is not BackfillState.PUBLISHED
+    if backfill is None or first_read is None or backfill.id != first_read.id:
+        return backfill != first_read
+    return backfill.state is BackfillState.PUBLISHED and first_read.state is not BackfillState.PUBLISHED
 
 
 def _load_streams(

@@ -32,11 +32,11 @@ def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
     """Return the command with the common options. For a shared application, it runs for each of its streams."""
 
     @wraps(command)
-    def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
+    def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **options: Any) -> None:
         output = CommandOutput(as_json)
         application = find_application(streams_folder, stream)
         names = [spec.name for spec in application.streams] if application else [stream]
-        stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
+        stores = {name: command(name, streams_folder, reason, output=output, **options) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore(stream, None).resume(by=current_user(), reason=reason)
         states = {n: {"desired": store.read(), "on-every-host": store.is_with_table} for n, store in stores.items()}
@@ -137,8 +137,8 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     starts = supervision.next_start if is_stopped else supervision.replacement
     if _missing_table_reason(spec, desired):
         starts = "it cannot continue until its table is restored"
-    done = "has no writer to replace, and is resumed" if is_stopped else "gets a new writer"
-    output.say(f"{stream} {done}: {starts}.")
+    effect = "has no writer to replace, and is resumed" if is_stopped else "gets a new writer"
+    output.say(f"{stream} {effect}: {starts}.")
     _report_scope(spec, desired, output)
     return desired
 
@@ -152,10 +152,10 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
         topics = kafka.describe()
         ends = kafka.ends(topics.partitions)
     store_acceptance(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
-    named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
-    more = f" and {len(named) - MAX_NAMED_PARTITIONS:,} more" if len(named) > MAX_NAMED_PARTITIONS else ""
+    parts = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
+    more = f" and {len(parts) - MAX_NAMED_PARTITIONS:,} more" if len(parts) > MAX_NAMED_PARTITIONS else ""
     output.say(
-        f"The circuit breaker ignores rejected records before {', '.join(named[:MAX_NAMED_PARTITIONS])}{more}: they "
+        f"The circuit breaker ignores rejected records before {', '.join(parts[:MAX_NAMED_PARTITIONS])}{more}: they "
         "become dead letters."
     )
 

@@ -68,7 +68,7 @@ def dlq() -> None:
 @dlq.command("list")
 @_selection_options
 @_all_option
-def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, **which: Any) -> None:
+def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, **where: Any) -> None:
     """Count the dead letters of STREAM by day and reason.
 
     \b
@@ -76,17 +76,17 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
-    opened = _open(stream, streams_folder, which["reasons"], recall=True)
-    counts = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **which))
+    opened = _open(stream, streams_folder, where["reasons"], recall=True)
+    counts = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **where))
     if as_json:
         echo_json(counts)
     elif not counts:
-        _echo_none_found(opened, Selection(discarded=discarded, **which))
+        _echo_none_found(opened, Selection(discarded=discarded, **where))
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in counts]
         columns = ("day", "reason", "dead letters", "failed again", "discarded")
         echo_table(columns, rows, numbers=frozenset(columns[2:]))
-        for sentence in _left_out_messages(opened, Selection(discarded=discarded, **which)):
+        for sentence in _left_out_messages(opened, Selection(discarded=discarded, **where)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         echo(f"A replay of stream {stream} is running, or was interrupted: `{backfill.command}` finishes it.", err=True)
@@ -98,7 +98,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 @click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Number of dead letters to show.")
 @click.option("--decrypt", is_flag=True, help="Decrypt what a stream with sensitive fields stores encrypted.")
 def show(  # noqa: PLR0913 - a command's options
-    stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **which: Any
+    stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **where: Any
 ) -> None:
     """Show the first dead letters of STREAM, by topic, partition and offset, with their bytes.
 
@@ -106,8 +106,8 @@ def show(  # noqa: PLR0913 - a command's options
     Example:
       frazil dlq show flights --reason TypeMismatch --limit 3
     """
-    opened = _open(stream, streams_folder, which["reasons"], recall=True)
-    selection = Selection(discarded=discarded, **which)
+    opened = _open(stream, streams_folder, where["reasons"], recall=True)
+    selection = Selection(discarded=discarded, **where)
     dead_letters = opened.tables.dead_letters.current()
     samples = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
@@ -126,9 +126,9 @@ def show(  # noqa: PLR0913 - a command's options
     if not samples:
         _echo_none_found(opened, selection)
     elif len(samples) == limit:
-        more = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - limit
-        if more > 0:
-            echo(f"{format_count(more, 'more dead letter')} not shown; --limit shows more.", err=True)
+        hidden = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - limit
+        if hidden > 0:
+            echo(f"{format_count(hidden, 'more dead letter')} not shown; --limit shows more.", err=True)
 
 
 @dlq.command("discard")
@@ -140,7 +140,7 @@ def show(  # noqa: PLR0913 - a command's options
 @click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
 @yes_option
 def discard_(  # noqa: PLR0913 - a command's options
-    stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
+    stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **where: Any
 ) -> None:
     """Mark dead letters of STREAM as discarded, with the user and the reason.
 
@@ -150,7 +150,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     Example:
       frazil dlq discard flights --reason InvalidJson --because "test records" --dry-run
     """
-    opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
+    opened, selection = _open(stream, streams_folder, where["reasons"]), Selection(**where)
     count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not count:
         sentence = f"{format_count(count, 'dead letter')} of stream {stream} would be discarded."
@@ -158,10 +158,10 @@ def discard_(  # noqa: PLR0913 - a command's options
         _print_result(as_json, sentence, discarded=0, selected=count)
         return
     ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
-    done = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
-    sentence = f"{format_count(done, 'dead letter')} of stream {stream} discarded."
-    _print_result(as_json, sentence, discarded=done, selected=count)
-    backfill = find_unfinished(opened.tables) if done < count else None
+    count_discarded = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
+    sentence = f"{format_count(count_discarded, 'dead letter')} of stream {stream} discarded."
+    _print_result(as_json, sentence, discarded=count_discarded, selected=count)
+    backfill = find_unfinished(opened.tables) if count_discarded < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
             f"Some dead letters were not discarded: the replay {backfill.id} has already added their rows to the main "
@@ -176,7 +176,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 @click.option("--dry-run", is_flag=True, help="Show which dead letters would fail again and why, and change nothing.")
 @click.option("--yes", is_flag=True, expose_value=False, help="Has no effect: a replay never asks for confirmation.")
 @click.option("--run", help="Id of a scheduler's run, the same for retries. An abandoned run is not started again.")
-def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
+def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **where: Any) -> None:
     """Decode dead letters of STREAM again, with the current declaration.
 
     If a record now decodes, it becomes a row or is merged, and is no longer a dead letter. The other dead letters stay,
@@ -188,7 +188,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --reason MissingRequired --dry-run
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
-    opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
+    opened, selection = _open(stream, streams_folder, where["reasons"]), Selection(**where)
     check_coordinates(opened.spec)
     dead_letters = opened.tables.dead_letters.current()
     left = count_left_out(opened, selection)
@@ -202,12 +202,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         previewed = preview(opened, selection, run=run)
         sentence = " ".join(_preview_messages(previewed, count, stream=stream))
         sentence = sentence if count else _nothing_message(stream, "to replay", selection, left_out=bool(left))
-        shown = {
+        counts = {
             "would-land": previewed.landing,
             "would-fail": previewed.failing,
             "errors": _describe_errors(previewed),
         }
-        _print_result(as_json, sentence, landed=0, failed=0, selected=count, **shown, **_left_out_document(left))
+        _print_result(as_json, sentence, landed=0, failed=0, selected=count, **counts, **_left_out_document(left))
         return
     interrupted = find_unfinished(opened.tables)
     if interrupted and interrupted.replays and interrupted.request["dead-letters"] != str(selection):
@@ -217,12 +217,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
             err=True,
         )
     with progress("decoding dead letters again"):
-        done = replay(opened, selection, run=run)
-    result = next((d for d in done if not d.interrupted), EMPTY_RESULT)
-    earlier = next((d for d in done if d.interrupted), None)
+        results = replay(opened, selection, run=run)
+    result = next((d for d in results if not d.interrupted), EMPTY_RESULT)
+    earlier = next((d for d in results if d.interrupted), None)
     if as_json:
-        before = {"finished": _result_counts(earlier)} if earlier else {}
-        echo_json({**_result_counts(result), **_left_out_document(left), **before})
+        finished = {"finished": _result_counts(earlier)} if earlier else {}
+        echo_json({**_result_counts(result), **_left_out_document(left), **finished})
         return
     if earlier:
         echo(f"Finished a replay that another command began. {_result_message(opened.spec, earlier)}")
@@ -230,8 +230,8 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo(_result_message(opened.spec, result))
     else:
         purpose = "else to replay" if earlier else "to replay"
-        rest = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        echo(_nothing_message(stream, purpose, selection, left_out=bool(left), are_rows=rest > left.total()))
+        total = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        echo(_nothing_message(stream, purpose, selection, left_out=bool(left), are_rows=total > left.total()))
 
 
 def _left_out_messages(opened: OpenStream, selection: Selection) -> list[str]:
@@ -279,23 +279,23 @@ def _describe_errors(previewed: Preview) -> list[str]:
     ]
 
 
-def _result_counts(done: ReplayResult) -> dict[str, int]:
-    given_up = {"given-up": done.given_up} if done.given_up else {}
-    repeated = {"repeated": done.repeated} if done.repeated else {}
-    return {"landed": done.landed, "failed": done.failed, **given_up, **repeated}
+def _result_counts(result: ReplayResult) -> dict[str, int]:
+    given_up = {"given-up": result.given_up} if result.given_up else {}
+    repeated = {"repeated": result.repeated} if result.repeated else {}
+    return {"landed": result.landed, "failed": result.failed, **given_up, **repeated}
 
 
-def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
-    return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
+def _left_out_document(left_out: Mapping[LeftOutReason, int]) -> dict[str, Any]:
+    return {"left-out": {reason.value: left_out[reason] for reason in sorted(left_out)}} if left_out else {}
 
 
-def _result_message(spec: StreamSpec, done: ReplayResult) -> str:
+def _result_message(spec: StreamSpec, result: ReplayResult) -> str:
     outcome = "is merged|are merged" if spec.sinks.mode.replaces_rows else "is a row|are rows"
-    others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
-    if done.repeated:
-        others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    landed = format_count(done.landed, "dead letter", outcome)
-    return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
+    extra = f" {result.given_up:,} {'was' if result.given_up == 1 else 'were'} given up;" if result.given_up else ""
+    if result.repeated:
+        extra += f" {result.repeated:,} repeated a row and {'was' if result.repeated == 1 else 'were'} dropped;"
+    landed = format_count(result.landed, "dead letter", outcome)
+    return f"Stream {spec.name}: {landed} now;{extra} {result.failed:,} failed again."
 
 
 def _echo_none_found(opened: OpenStream, selection: Selection) -> None:

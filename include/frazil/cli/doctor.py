@@ -66,10 +66,10 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         echo_json({"findings": findings, "counts": {state.value: counts[state] for state in CheckState}})
     else:
         skipped = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
-        counted = (
+        count_text = (
             f"{counts[CheckState.WRONG]} wrong, {counts[CheckState.WARNING]} with a warning, {counts[CheckState.OK]} OK"
         )
-        echo(f"\n{counted}{skipped}")
+        echo(f"\n{count_text}{skipped}")
     if counts[CheckState.WRONG]:
         raise SystemExit(1)
 

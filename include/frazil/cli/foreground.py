@@ -101,9 +101,9 @@ class Terminal:
     def listen(self, fd: int, *, writer: int) -> None:
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
-        rest = b""
+        partial_line = b""
         while data := self._read(fd):
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, partial_line = (partial_line + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
                 {"print_error": self.print_error, "warn": self.warn, "report": self.report}.get(kind, self.say)(text)
@@ -273,14 +273,14 @@ class RunTotals:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
         ending = "stopped" if stopped else "caught up"
         reached = "that had waited reached its table|that had waited reached their tables"
-        more = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
-        more += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
+        more_text = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
+        more_text += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
-            return f"{self._end_text(ending, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
+            return f"{self._end_text(ending, 'for')}{more_text}; {rows}: `frazil route {self._stream}` shows why"
         if stopped and lag != 0 and not self._has_records:
-            return f"{ending}: no records were committed to {self._tables}{more}"
-        return self._end_text(ending, "into" if self._merges else "added to") + more
+            return f"{ending}: no records were committed to {self._tables}{more_text}"
+        return self._end_text(ending, "into" if self._merges else "added to") + more_text
 
     @property
     def _has_records(self) -> bool:
@@ -305,8 +305,8 @@ class RunTotals:
         waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
-        others = {"dropped": self.filtered, "waited": self.waited}
-        counts = {name: count for name, count in others.items() if count}
+        other_counts = {"dropped": self.filtered, "waited": self.waited}
+        counts = {name: count for name, count in other_counts.items() if count}
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **counts, **waits}
 
     def _landed(self, records: int, repeats: int) -> str:

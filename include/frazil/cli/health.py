@@ -131,10 +131,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo_json({"at-ms": now_ms, "tables": shown_reports, "streams": running, "errors": errors})
     else:
         _print_tables(shown_reports, _rules_by_table(running), in_full=table is not None)
-        shown = {report.table: str(report.problem) for report in shown_reports if report.problem}
+        problems = {report.table: str(report.problem) for report in shown_reports if report.problem}
         for state, reading in ((stream.state, reading) for stream in running for reading in stream.beyond):
-            known = [*shown.values(), *([str(state.unread)] if state.unread and state.table in shown else [])]
-            echo_lines([] if any(problem in reading.sentence for problem in known) else [reading.sentence])
+            printed = [*problems.values(), *([str(state.unread)] if state.unread and state.table in problems else [])]
+            echo_lines([] if any(problem in reading.sentence for problem in printed) else [reading.sentence])
     for error in () if as_json else errors:
         echo(error, err=True)
     if errors and (table is None or any(spec.name in broken for spec in maintained.streams)):
@@ -175,11 +175,11 @@ def _add_missing_tables(
     for (_, name), (spec, problem) in sorted(missing_tables.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         table_name = template_table(spec, name, specs).name
         reports.append(TableReport(table_name, TableKind.ROUTED, problem=problem, missing=True))
-    shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
+    failed = {(table.catalog, table.identifier) for table, report in measured if report.problem}
     unknown = {
         f"route of {spec.name}": error
         for spec, error in answers
-        if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in shown
+        if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in failed
     }
     return reports, unknown
 
@@ -292,14 +292,14 @@ def _group_readings(reports: Sequence[TableReport]) -> list[str]:
             by_rule.setdefault(reading.rule, []).append((reading.value or 0, report.table, reading.sentence))
     lines = []
     for rule, readings in by_rule.items():
-        shown = len(readings)
-        if shown > MAX_SUBJECTS:
-            shown = 1
+        max_shown = len(readings)
+        if max_shown > MAX_SUBJECTS:
+            max_shown = 1
             readings.sort(key=itemgetter(0), reverse=True)
-        lines += [sentence for _, _, sentence in readings[:shown]]
-        if others := [table for _, table, _ in readings[shown:]]:
-            names = ", ".join(shorten_list(others, MAX_SUBJECTS, "table"))
-            lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(others), 'other table')}: {names}")
+        lines += [sentence for _, _, sentence in readings[:max_shown]]
+        if hidden := [table for _, table, _ in readings[max_shown:]]:
+            names = ", ".join(shorten_list(hidden, MAX_SUBJECTS, "table"))
+            lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(hidden), 'other table')}: {names}")
     return lines
 
 
@@ -404,8 +404,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > MAX_ROWS:
-        more = format_count(len(worst) - MAX_ROWS, "partition")
-        echo(f"and {more} more, with fewer small files; --json has all")
+        hidden = format_count(len(worst) - MAX_ROWS, "partition")
+        echo(f"and {hidden} more, with fewer small files; --json has all")
 
 
 def _compacted_text(health: TableHealth) -> str:

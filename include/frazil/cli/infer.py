@@ -74,7 +74,7 @@ def infer(  # noqa: PLR0913 - one for each option
     source = _get_mapping(read_defaults(streams_folder), "source", file, "source")
     if not source.get("bootstrap-servers") and os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = bootstrap_servers or f"${{env:{SERVERS_VARIABLE}}}"
-    named = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
+    names = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
     properties, where = _find_kafka_properties(source, file, bootstrap_servers)
     declared = _find_registry(source, file, registry_url)
     sample = read_sample(properties, topic, records=records, servers_setting=where)
@@ -83,7 +83,7 @@ def infer(  # noqa: PLR0913 - one for each option
         written = fetch_registered_schemas(
             sample, declared, SchemaRegistry(declared, os.environ, effect=NOTHING_INFERRED)
         )
-    text = propose_declaration(sample, named, written)
+    text = propose_declaration(sample, names, written)
     echo_json({"stream": stream, "declaration": text}) if as_json else echo(text, nl=False)
 
 

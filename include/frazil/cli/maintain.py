@@ -152,8 +152,8 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
                 deletes = format_count(len(plan.dangling), "delete file")
                 echo(f"{deletes} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
-            kept = [(str(snapshot), reason) for snapshot, reason in plan.retained_reasons.items()]
-            _print_rows(("kept snapshot", "why"), kept)
+            retained = [(str(snapshot), reason) for snapshot, reason in plan.retained_reasons.items()]
+            _print_rows(("kept snapshot", "why"), retained)
     for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")
 

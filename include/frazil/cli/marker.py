@@ -69,7 +69,7 @@ from frazil.timetext import format_utc
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option
-def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
+def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **options: Any) -> None:
     """Choose where STREAM continues to read.
 
     Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. For each topic-partition, shows what it skips
@@ -83,29 +83,29 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
       frazil reset flights --to timestamp --at 2013-12-30T00:00:00Z
     """
     try:
-        choice = ResetTarget(**wanted)
+        choice = ResetTarget(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
     opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
-        seen = read_state_before_reset(opened.tables)
-        if seen.marker_text is None:
+        state = read_state_before_reset(opened.tables)
+        if state.marker_text is None:
             raise AdoptionRequired(
                 f"stream {stream!r} has no marker in table {spec.table.identifier}, so nothing can be reset. Its first "
                 f"start begins at source.start; if the table has rows already, run `frazil adopt {stream}` first"
             )
-        available = fetch_available(kafka, seen.marker)
+        available = fetch_available(kafka, state.marker)
         try:
-            target = find_target_offsets(choice, state=seen, available=available, kafka=kafka)
+            target = find_target_offsets(choice, state=state, available=available, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
-    plan = compute_moves(spec, target, state=seen, available=available)
-    _print_moves(plan, spec, seen, available, output)
+    plan = compute_moves(spec, target, state=state, available=available)
+    _print_moves(plan, spec, state, available, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(
-        open_stream(spec).tables, choice, target, plan=plan, state=seen, available=available, by=current_user()
+        open_stream(spec).tables, choice, target, plan=plan, state=state, available=available, by=current_user()
     )
     output.say(describe_next_step(stream, marker.key.epoch, LocalLauncher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
@@ -127,7 +127,7 @@ def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
 def _print_moves(
     plan: tuple[OffsetMove, ...],
     spec: StreamSpec,
-    seen: StateBeforeReset,
+    state: StateBeforeReset,
     available: AvailableOffsets,
     output: CommandOutput,
 ) -> None:
@@ -144,7 +144,7 @@ def _print_moves(
         for m in plan
     ]
     output.table(columns, rows, numbers=frozenset(columns[1:]))
-    for sentence in describe_consequences(spec, plan, state=seen, available=available):
+    for sentence in describe_consequences(spec, plan, state=state, available=available):
         output.say(sentence)
     if LocalLauncher(spec.name).observe().process.is_alive:
         output.say(
@@ -182,34 +182,34 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         offsets = kafka.starts(spec.source.start, topics.partitions)
-    others = other_readers(table.properties, topics.identity, stream=stream)
+    readers = other_readers(table.properties, topics.identity, stream=stream)
     output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_text}.")
     forgotten = forgotten_reader(table.properties, topics.identity, stream=stream)
-    for sentence in _describe_earlier_readers(stream, others, forgotten=forgotten):
+    for sentence in _describe_earlier_readers(stream, readers, forgotten=forgotten):
         output.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     check_catalog_guarantees(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
-    begin = continued_offsets(offsets, others)
+    begin = continued_offsets(offsets, readers)
     marker = marker_changes.adopt(opened.tables, offsets=begin, source=topics.identity)
     output.say(f"Adopted: stream {stream} begins at {nest_by_topic(marker.offsets)}. `frazil run {stream}` starts it.")
     output.end(stream=stream, adopted=True, offsets=nest_by_topic(marker.offsets))
 
 
 def _describe_earlier_readers(
-    stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
+    stream: str, readers: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
-    for other, topics in others.items():
+    for other, topics in readers.items():
         yield (
             f"Stream {other} has already read {', '.join(sorted(topics))} into this table, so {stream} continues at "
             f"the position of {other}. Stop every writer of {other}: run `frazil pause {other}` before you confirm, "
             f"and `frazil forget {other}` afterwards, while a file still declares {other}."
         )
     if forgotten:
-        which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
+        owner = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
         yield (
-            f"{which} was forgotten, and its rows are still in the table. Records that Kafka still has will be written "
+            f"{owner} was forgotten, and its rows are still in the table. Records that Kafka still has will be written "
             f"a second time, unless `frazil reset {stream}` chooses another position before the first start."
         )
 

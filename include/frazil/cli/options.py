@@ -80,9 +80,9 @@ def _make_completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[.
         from frazil.errors import SpecError  # only when a shell asks
         from frazil.spec.load import load_valid_streams
 
-        given = ctx.params.get("streams_folder") or streams_folder()
+        folder = ctx.params.get("streams_folder") or streams_folder()
         try:
-            specs, _ = load_valid_streams(Path(given))
+            specs, _ = load_valid_streams(Path(folder))
         except SpecError:  # the folder declares no stream
             return []
         offered = {name for spec in specs for name in names(spec)}

@@ -93,8 +93,8 @@ def group_messages(messages: Iterable[tuple[str, Explanation]]) -> list[str]:
         subjects_by_message.setdefault(message, []).append(subject)
     lines = []
     for message, subjects in subjects_by_message.items():
-        more = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""
-        lines.append(f"{', '.join(subjects[:MAX_SUBJECTS])}{more}: {message.headline}")
+        more_text = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""
+        lines.append(f"{', '.join(subjects[:MAX_SUBJECTS])}{more_text}: {message.headline}")
         lines += [f"{REMEDY_INDENT}{message.remedy}"] if message.remedy else []
     return lines
 
@@ -111,8 +111,8 @@ def build_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, number
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        whole = column == columns[0]
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=whole)
+        is_first = column == columns[0]
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=is_first)
     for row in rows:
         table.add_row(*map(escape_unsafe, row))
     return table
@@ -164,14 +164,14 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            shown: list[RenderableType] = []
+            parts: list[RenderableType] = []
             for line in render():
                 if isinstance(line, str):
-                    shown += [wrap_command(escape_unsafe(part), console.width) for part in split_commands(line)]
+                    parts += [wrap_command(escape_unsafe(part), console.width) for part in split_commands(line)]
                 else:
-                    shown.append(line)
+                    parts.append(line)
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
-            live.update(Group(head, *shown), refresh=True)
+            live.update(Group(head, *parts), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))
 
 

@@ -111,8 +111,8 @@ def partitions(  # noqa: PLR0913 - a command's options
     if held and reason:
         release_window(catalog, specs[0], _parse_window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
     if again:
-        wanted = [window for key in again for window in _windows_of_day(key, assessment.grain)]
-        resend_signals(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
+        windows = [window for key in again for window in _windows_of_day(key, assessment.grain)]
+        resend_signals(catalog, table, windows, note=f"sent again {by}", clock_ms=clock.now_ms())
     document = _build_document(_assess(catalog, specs) if held or again else assessment, last)
     if as_json:
         echo_json(document)

@@ -53,8 +53,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
         return
     for record in records:
         rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in record.rows)
-        shown = (f"{table}: {row}" if table else row for table, row in zip_longest(record.tables, rows))
-        content = _shorten(record.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
+        row_texts = (f"{table}: {row}" if table else row for table, row in zip_longest(record.tables, rows))
+        content = _shorten(record.error or " ".join(row_texts), 10 * MAX_SHOWN_CHARACTERS)
         echo(f"{record.topic}-{record.partition}@{record.offset}  {record.outcome:<11}  {content}".rstrip())
     outcomes = Counter(record.outcome for record in records)
     merges = "change" in outcomes or "delete" in outcomes

@@ -158,8 +158,8 @@ def _give_up(  # noqa: PLR0913
     rows = differences.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
     if not rows and _needs_no_action(opened, default_marker, differences, table, exists=exists):
         waiting = differences.lagging_backfill(table)
-        more = f" {waiting}." if waiting else ""
-        output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
+        waiting_text = f" {waiting}." if waiting else ""
+        output.say(f"No row of a batch waits for {table}: nothing is given up.{waiting_text}")
         return False
     output.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits will report these rows as "
@@ -232,8 +232,8 @@ def _check_routed(opened: OpenStream, default_marker: Marker, differences: _Rout
     is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
     properties = opened.tables.handle(table).current().properties if _table_exists(opened, table) else {}
     if is_own or not (marker in properties or spec.sinks.owns(table, properties)):
-        others = ", ".join(sorted(differences.tables()))
-        hint = f"tables that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
+        names = ", ".join(sorted(differences.tables()))
+        hint = f"tables that are missing rows, or were dropped: {names}" if names else "no table is missing rows"
         raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")
 
 

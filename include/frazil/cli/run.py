@@ -171,10 +171,10 @@ class ForegroundWriter:
         return code
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
-        again, self._end_requested = self._end_requested, True
+        is_repeated, self._end_requested = self._end_requested, True
         if self._writer is None:
             return
-        if again and number == signal.SIGINT:
+        if is_repeated and number == signal.SIGINT:
             self.ended_by = "a user ended it immediately, with a second Ctrl-C"
             if is_agent(self._folder, self._writer):
                 follows = "driver in the cluster may continue, and the next start follows it"

@@ -128,8 +128,8 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
         specs, errors = [spec], [problem] if problem else []
     states = run_in_parallel(partial(read_stream_state, now_ms=now_ms, catalogs=Unresponsive()), specs)
     if application is None:
-        left = _count_dead_letters_left(specs[0], states[0], now_ms=now_ms) if stream is not None else None
-        return StatusReport(now_ms, states, errors, in_full=stream is not None, left=left)
+        dead_letters_left = _count_dead_letters_left(specs[0], states[0], now_ms=now_ms) if stream is not None else None
+        return StatusReport(now_ms, states, errors, in_full=stream is not None, left=dead_letters_left)
     state = f"application {application.name}: {LocalLauncher(application.name).observe().process}"
     return StatusReport(now_ms, states, errors, in_full=False, application=state)
 
@@ -156,8 +156,8 @@ def _count_dead_letters_left(spec: StreamSpec, state: StreamState, *, now_ms: in
         return None
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     reasons = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
-    left, counted_by_class = sum(reason.remaining for reason in reasons), sum(reason.count for reason in reasons)
-    return left if left < counted_by_class == commits.rejected_last_day else None
+    remaining, counted_by_class = sum(reason.remaining for reason in reasons), sum(reason.count for reason in reasons)
+    return remaining if remaining < counted_by_class == commits.rejected_last_day else None
 
 
 def _overview_cells(state: StreamState, *, now_ms: int) -> dict[str, str]:
@@ -178,7 +178,7 @@ def _rows_text(state: StreamState) -> str:
     return "unknown" if state.rows is None else f"{state.rows:,}"
 
 
-def _rejected_text(state: StreamState, left: int | None) -> str:
+def _rejected_text(state: StreamState, remaining: int | None) -> str:
     if (commits := state.recent_commits) is None:
         return "unknown"
     rejected, since_ms = commits.rejected_last_day, commits.rejected_since_ms
@@ -186,11 +186,11 @@ def _rejected_text(state: StreamState, left: int | None) -> str:
     when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {bound}"
     if not rejected:
         return f"none {when}"
-    still = "" if left is None else f", {left:,} of them left"
-    return f"{rejected:,} {when}{still}; `frazil dlq list {state.name}` counts dead letters by reason"
+    remaining_text = "" if remaining is None else f", {remaining:,} of them left"
+    return f"{rejected:,} {when}{remaining_text}; `frazil dlq list {state.name}` counts dead letters by reason"
 
 
-def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
+def _detail_fields(state: StreamState, remaining: int | None, *, now_ms: int) -> dict[str, str]:
     reason = f" ({describe_desired(state, now_ms=now_ms)})" if state.desired_at_ms else ""
     waiting = (
         f", and {format_count(state.in_transactions, 'offset')} in open transactions" if state.in_transactions else ""
@@ -214,7 +214,7 @@ def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict
         "last commit": _last_commit_text(state, now_ms=now_ms),
         "watermark": format_utc(state.watermark_ms),
         "snapshot": "none" if state.snapshot_id is None else str(state.snapshot_id),
-        "rejected": _rejected_text(state, left),
+        "rejected": _rejected_text(state, remaining),
         **({"accepted": state.accepted} if state.accepted else {}),
         "rows": _rows_text(state) + (" in the default table (routed tables: `frazil health`)" if state.routed else ""),
         **({"route": f"`frazil route {state.name}` checks the routed tables"} if state.routed else {}),

@@ -61,8 +61,8 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 
         connections = Connections.check(streams.values())
     problems = [*map(Explanation, errors), *(fault.problem for fault in (connections.faults if connections else ()))]
-    if (more := len(problems) - MAX_PROBLEMS) > 0:
-        problems[MAX_PROBLEMS:] = [Explanation(f"and {more:,} more; fix these first")]
+    if (hidden := len(problems) - MAX_PROBLEMS) > 0:
+        problems[MAX_PROBLEMS:] = [Explanation(f"and {hidden:,} more; fix these first")]
     warned = [
         f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in find_warnings(spec)
     ]
@@ -116,10 +116,10 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
 
 
 def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    given = {path.resolve() for path in files}
+    chosen = {path.resolve() for path in files}
     siblings = {}
     for path in {sibling for file in files for sibling in list_stream_files(file.parent)}:
-        if path.resolve() not in given:
+        if path.resolve() not in chosen:
             with suppress(SpecError):
                 siblings[path] = load_stream(path)
     return siblings
@@ -264,11 +264,11 @@ def stream_schema() -> _Schema:
 
 class _SchemaGenerator(GenerateJsonSchema):
     def model_schema(self, schema: ModelSchema) -> _Schema:
-        made, model = super().model_schema(schema), schema["cls"]
+        json_schema, model = super().model_schema(schema), schema["cls"]
         for name, text in field_descriptions(model).items():
             if name in model.model_fields:
-                made["properties"][model.model_fields[name].alias]["description"] = text
-        return made
+                json_schema["properties"][model.model_fields[name].alias]["description"] = text
+        return json_schema
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
