@@ -42,11 +42,11 @@ class Application:
 
 
 def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    named: dict[str, list[StreamSpec]] = {}
+    members: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:
-            named.setdefault(spec.application, []).append(spec)
-    by_name = {name: sorted(streams, key=lambda spec: spec.name) for name, streams in sorted(named.items())}
+            members.setdefault(spec.application, []).append(spec)
+    by_name = {name: sorted(streams, key=lambda spec: spec.name) for name, streams in sorted(members.items())}
     return {name: Application(name, tuple(streams)) for name, streams in by_name.items()}
 
 

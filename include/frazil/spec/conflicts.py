@@ -152,8 +152,8 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Compare a table's streams: their settings with the first stream's, their topics with all earlier streams'."""
-    (first_path, first), *others = feeding.items()
-    for index, (path, spec) in enumerate(others):
+    (first_path, first), *other_feeds = feeding.items()
+    for index, (path, spec) in enumerate(other_feeds):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
         for key, mine, its in _window_differences(spec, first):
             yield f"{path}: {key}: {mine}, but {earlier} has: {its}; declare the same"
@@ -170,7 +170,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
         for column, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
             yield f"{path}: schema.{column}: {mine}, but {earlier} has: {its}; declare the same"
-        for other_path, other in [(first_path, first), *others[:index]]:
+        for other_path, other in [(first_path, first), *other_feeds[:index]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
             listed, ours, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
@@ -196,13 +196,13 @@ def _evolution_conflict(mode: str, other: str, table: str) -> str:
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    for key, values, others in (
+    for key, values, other_values in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
         ("event-time", spec.event_time.column, first.event_time.column),
     ):
-        if values != others:
-            yield key, str(values or "none"), str(others or "none")
+        if values != other_values:
+            yield key, str(values or "none"), str(other_values or "none")
 
 
 def _split_servers(spec: StreamSpec) -> set[str]:

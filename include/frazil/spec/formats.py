@@ -288,14 +288,14 @@ class Key(Model):
     @model_validator(mode="after")
     def _check_schema_file(self, info: ValidationInfo) -> Self:
         self._folder = (info.context or {}).get("folder", Path())
-        given = [name for name in ("schema_file", "schema_text") if getattr(self, name) is not None]
-        if len(given) > 1:
+        settings = [name for name in ("schema_file", "schema_text") if getattr(self, name) is not None]
+        if len(settings) > 1:
             raise ValueError("has both schema-file and schema-text; remove one of them")
-        if bool(given) != (self.format in {"avro", "protobuf"}):
-            if not given:
+        if bool(settings) != (self.format in {"avro", "protobuf"}):
+            if not settings:
                 raise ValueError(f"has the format {self.format}, which needs schema-file; or use the format value")
-            named = given[0].replace("_", "-")
-            raise ValueError(f"has {named} and the format {self.format}; remove {named}")
+            setting = settings[0].replace("_", "-")
+            raise ValueError(f"has {setting} and the format {self.format}; remove {setting}")
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
@@ -307,8 +307,8 @@ class Key(Model):
             return declared
         if self.format == "json":
             return JsonFormat()
-        kept = {"unwrap": None, "lines": False} if isinstance(of_value, JsonFormat) else {}
-        return of_value.model_copy(update={**kept, **({"envelope": None} if envelope_of(of_value) else {})})
+        changes = {"unwrap": None, "lines": False} if isinstance(of_value, JsonFormat) else {}
+        return of_value.model_copy(update={**changes, **({"envelope": None} if envelope_of(of_value) else {})})
 
 
 class Header(Model):

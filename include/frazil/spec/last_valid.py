@@ -73,10 +73,10 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
     files = [_read_file(path, kind, memory) for path in paths]
-    known = {stream.spec.name for stream in files if stream.spec}
+    names = {stream.spec.name for stream in files if stream.spec}
     for path in sorted(set(memory.paths()).difference(paths)):
         spec = memory.recall(path, kind)
-        if spec is None or spec.name in known:  # from another version, or renamed
+        if spec is None or spec.name in names:  # from another version, or renamed
             memory.forget(path)
         elif problem:
             files.append(DeclaredFile(path, spec, problem))
@@ -178,18 +178,18 @@ class DeclarationMemory:
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
         """Record a valid declaration. Raises SpecError if the file was broken since it was loaded."""
         target = self._record_path(path)
-        seen = read_signature(target)
-        if seen is not None and _known_records.get(target) == (spec, seen):
+        signature = read_signature(target)
+        if signature is not None and _known_records.get(target) == (spec, signature):
             return
         declared = kind.read(path)
         record = {"format": FORMAT_VERSION, "declared": declared}
-        before = self._read(path)
-        if before != record:
+        stored = self._read(path)
+        if stored != record:
             kind.validate(declared, path)
             last = self.recall(path, kind)
             if last is not None and last.name != spec.name:
                 renamed = path.with_name(f"{path.name}~{last.name}")
-                self._write(renamed, {"format": FORMAT_VERSION, "declared": before["declared"]})
+                self._write(renamed, {"format": FORMAT_VERSION, "declared": stored["declared"]})
             self._write(path, record)
         _known_records[target] = spec, read_signature(target)
 

@@ -158,9 +158,9 @@ def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[
         yield Problem(key, str(term), text)
 
 
-def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
-    """Yield a problem if Iceberg or Spark refuses the partition field, or if a term in `before` makes it redundant."""
-    other, source = next((t for t in before if t.field_name == term.field_name), None), _find_type(term.column, columns)
+def _find_field_problems(key: str, term: Term, terms: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
+    """Yield a problem if Iceberg or Spark refuses the partition field, or if a term in `terms` makes it redundant."""
+    other, source = next((t for t in terms if t.field_name == term.field_name), None), _find_type(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
@@ -173,15 +173,15 @@ def _find_field_problems(key: str, term: Term, before: list[Term], columns: Colu
         )
         yield Problem(key, str(term), text)
     elif term.transform in TIME_TRANSFORMS:
-        clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
+        clash = next((t for t in terms if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
         if clash is not None:
             yield Problem(key, str(term), f"is redundant next to {clash}; keep the finer one")
 
 
 def _find_type(path: str, columns: ColumnTypes) -> Type | None:
     """Return the type at a path; None if no column has this path. As in Iceberg, a path may only go through structs."""
-    first, *rest = path.split(".")
+    first, *nested = path.split(".")
     column_type = columns.get(first)
-    for name in rest:
+    for name in nested:
         column_type = find_type({first: column_type}, (first, name)) if isinstance(column_type, Struct) else None
     return column_type

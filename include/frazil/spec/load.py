@@ -118,33 +118,33 @@ def check_other_streams(folder: Path, spec: StreamSpec) -> None:
 
 def find_file(folder: Path, name: str) -> Path:
     """Return the file that declares a stream, even if it is not valid. Raises SpecError with the known names."""
-    known, failures = _map_files(folder)
-    if name in known:
-        first, *others = known[name]
-        if others:
-            raise SpecError(f"the stream {name!r} is declared twice: {first} and {others[0]}; rename one")
+    files, failures = _map_files(folder)
+    if name in files:
+        first, *duplicates = files[name]
+        if duplicates:
+            raise SpecError(f"the stream {name!r} is declared twice: {first} and {duplicates[0]}; rename one")
         return first
     if name in failures:  # the file of this name cannot be read, and probably declares the stream
         raise SpecError(failures[name])
     loaded, _ = _load_all(folder)
     if shared := sorted(spec.name for spec in loaded.values() if spec.application == name):
         raise SpecError(f"{name!r} is an application, not a stream; use one of its streams: {', '.join(shared)}")
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, files, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
+    message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(files)) or 'none'}"
     raise SpecError("\n".join([message, *failures.values()]))
 
 
 def _map_files(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
     """Return the files by the stream that each declares, and the problems of the other files by their stem."""
-    known: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     failures: dict[str, str] = {}
     for path in list_stream_files(folder):
         try:
-            known.setdefault(str(read_mapping(path).get("name")), []).append(path)
+            files.setdefault(str(read_mapping(path).get("name")), []).append(path)
         except SpecError as error:
             failures[path.stem] = str(error)
-    return known, failures
+    return files, failures
 
 
 def _mentions(path: Path, text: str) -> bool:
@@ -163,8 +163,8 @@ def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
         raise SpecError(unsure[0])
     feeding = find_feeding_streams(loaded.values(), table)
     if not feeding:
-        known = sorted({each.table.identifier for spec in loaded.values() for each in list_windowed_views(spec)})
-        message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"
+        tables = sorted({each.table.identifier for spec in loaded.values() for each in list_windowed_views(spec)})
+        message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(tables) or 'none'}"
         raise SpecError("\n".join([message, *problems.values()]))
     return tuple(feeding)
 

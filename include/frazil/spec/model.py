@@ -352,13 +352,13 @@ class StreamSpec(Model):
 
 def _rejoin_terms(terms: list[str]) -> list[str]:
     """Join terms that YAML has split at a comma in parentheses, as in `[day(ts), bucket(16, id)]`."""
-    whole: list[str] = []
+    joined: list[str] = []
     for term in terms:
-        if whole and whole[-1].count("(") > whole[-1].count(")"):
-            whole[-1] += f", {term}"
+        if joined and joined[-1].count("(") > joined[-1].count(")"):
+            joined[-1] += f", {term}"
         else:
-            whole.append(term)
-    return whole
+            joined.append(term)
+    return joined
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:

@@ -69,9 +69,9 @@ _BOUNDS = {
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
     """Return one line per problem, without secrets. `file_of` returns the file that sets a key."""
     problems = _collect_problems(error, declared)
-    known = {problem.key for problem in problems}
+    keys = {problem.key for problem in problems}
     if partial := complete(error, declared, path.parent):
-        problems += [problem for problem in partial.problems if problem.key not in known]
+        problems += [problem for problem in partial.problems if problem.key not in keys]
     lines = [f"{file_of(problem.key)}: {_format_line(problem)}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"{path}: {len(problems) - MAX_PROBLEMS:,} more problems; fix these first")
@@ -79,8 +79,8 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
 
 def _format_line(problem: Problem) -> str:
-    shown = "" if problem.value is None else f"{_format_value(problem.value)} "
-    return shorten(f"{problem.key}: {shown}{_remove_credentials(problem.message)}", MAX_LINE_CHARACTERS)
+    value_text = "" if problem.value is None else f"{_format_value(problem.value)} "
+    return shorten(f"{problem.key}: {value_text}{_remove_credentials(problem.message)}", MAX_LINE_CHARACTERS)
 
 
 def _remove_credentials(text: str) -> str:
@@ -100,9 +100,9 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
         for details in errors
         if details["type"] == "extra_forbidden"
     }
-    kept = [details for details in errors if details["type"] != "missing" or details["loc"] not in meant]
+    relevant = [details for details in errors if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
-    for union, of_union in groupby(kept, lambda details: _find_union(details["loc"])):
+    for union, of_union in groupby(relevant, lambda details: _find_union(details["loc"])):
         branches = list(of_union)
         inside = [details for details in branches if len(details["loc"]) > len(union) + 1]
         if union and not inside:
@@ -112,8 +112,8 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
             message = "; ".join([f"is neither {' nor '.join(kinds)}", *filter(None, hints)])
             problems.append(Problem(merged[0].key, merged[0].value, message))
         else:
-            shown = inside if union else branches
-            problems += (problem for details in shown for problem in _translate_error(details, declared))
+            chosen = inside if union else branches
+            problems += (problem for details in chosen for problem in _translate_error(details, declared))
     return problems
 
 
@@ -146,13 +146,13 @@ def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) 
         try:
             valid = _with_placeholders(declared, locations)
             spec = StreamSpec.model_validate(valid, by_alias=True, by_name=False, context=context)
-        except ValidationError as again:
-            failing = _find_locations(again)
+        except ValidationError as error_:
+            failing = _find_locations(error_)
             # A mapping without a required key is invalid as a whole.
-            more = {part[:-1] if part in locations else part for part in failing} - {(), *locations}
-            if not more:
+            new_locations = {part[:-1] if part in locations else part for part in failing} - {(), *locations}
+            if not new_locations:
                 return None
-            locations += more
+            locations += new_locations
         else:
             return PartialStream(spec, invalid, tuple(problems))
 
@@ -164,19 +164,19 @@ def _find_locations(error: ValidationError) -> list[tuple[int | str, ...]]:
 def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
     valid: dict[str, Any] = {key: _copy_mappings(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
-    kept = dict(columns) if isinstance(columns, dict) else {}
-    names = list(kept)
+    columns_ = dict(columns) if isinstance(columns, dict) else {}
+    names = list(columns_)
     for location in locations:
-        first, *rest = location
-        if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
-            name = names[rest[0]]
-            kept[name] = _placeholder_column(str(name), kept[name])
+        first, *inner_steps = location
+        if first == "schema" and inner_steps and isinstance(inner_steps[0], int) and inner_steps[0] < len(names):
+            name = names[inner_steps[0]]
+            columns_[name] = _placeholder_column(str(name), columns_[name])
         elif first != "schema":
             _remove_part(valid, location)
-        elif not rest:
-            kept = {}
-    named = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in kept.items()]
-    valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
+        elif not inner_steps:
+            columns_ = {}
+    named_columns = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in columns_.items()]
+    valid["schema"] = tuple(named_columns) or (Column(name="stand-in", type="timestamptz"),)
     return _add_placeholders(valid, _PLACEHOLDERS)
 
 

@@ -61,17 +61,17 @@ def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, setting: st
             if _paths_overlap(path, column.path, declared.type) and not (
                 len(path) != len(column.path) and _is_readable_json_text(declared, outer)
             ):
-                named = column if column.from_ else by_name[other]
-                text = f"is also read by the column {other if named is column else column.name}; keep only one of them"
+                owner = column if column.from_ else by_name[other]
+                text = f"is also read by the column {other if owner is column else column.name}; keep only one of them"
                 text = f"{text}, or compute both with a transform"
                 yield Problem(
-                    f"{setting}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, text
+                    f"{setting}.{owner.name}.from", owner.from_ if isinstance(owner.from_, str) else None, text
                 )
         read[column.path[0]][column.path] = column.name
 
 
 def _find_key_problems(spec: StreamSpec, setting: str) -> Iterator[Problem]:
-    form, key, whole = spec.key_format, spec.source.key, spec.whole_key_column
+    form, key, whole_key = spec.key_format, spec.source.key, spec.whole_key_column
     parts = [column for column in spec.record_columns if column.is_from_key]
     reason = None
     if form.type not in FORMATS_WITH_FIELD_NAMES:
@@ -82,22 +82,22 @@ def _find_key_problems(spec: StreamSpec, setting: str) -> Iterator[Problem]:
         yield Problem(f"{setting}.{column.name}.from", None, reason or "")
     if key and key.column is None and not parts:
         yield Problem("source.key.column", None, "is missing; declare it, or columns with `from: {key: …}`")
-    if whole is None or key is None:
+    if whole_key is None or key is None:
         return
     if reason:
         yield Problem("source.key.format", key.format, reason)
     elif form.type == "protobuf":
         text = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
-        yield Problem("source.key.column", whole, text)
+        yield Problem("source.key.column", whole_key, text)
     elif parts:
         text = (
             f"stores the whole key, and the column {parts[0].name} stores a field of the key; keep one of "
             "them, or set the format to string"
         )
-        yield Problem("source.key.column", whole, text)
-    elif any(column.name == whole and "<" in column.type for column in spec.record_columns):
+        yield Problem("source.key.column", whole_key, text)
+    elif any(column.name == whole_key and "<" in column.type for column in spec.record_columns):
         text = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
-        yield Problem("source.key.column", whole, text)
+        yield Problem("source.key.column", whole_key, text)
 
 
 def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:

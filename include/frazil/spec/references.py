@@ -120,8 +120,8 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
         fields = _parse_connection(environment[variable], variable)
         field_value = fields.get(field)
         if field_value is None:
-            known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
-            raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
+            names = ", ".join(sorted(name for name, field in fields.items() if field is not None))
+            raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {names or 'nothing'}")
         return field_value if isinstance(field_value, str) else json.dumps(field_value)
     raise SpecError(find_reference_problem(f"${{{reference}}}") or "")
 

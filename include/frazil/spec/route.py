@@ -125,23 +125,23 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     if isinstance(spec.commit.atomic, bool):
         return
-    named = dict.fromkeys(spec.sinks.named_tables)
-    if not spec.commit.atomic or not named:
+    tables = dict.fromkeys(spec.sinks.named_tables)
+    if not spec.commit.atomic or not tables:
         text = "lists tables, but route.tables has none; write true or false"
         yield Problem("commit.atomic", ", ".join(spec.commit.atomic), text)
         return
     for identifier in spec.commit.atomic:
-        if identifier not in {*named, spec.table.identifier, spec.dead_letter_table}:
-            text = f"is neither a table of the stream nor in route.tables{suggest_names(identifier, named)}"
+        if identifier not in {*tables, spec.table.identifier, spec.dead_letter_table}:
+            text = f"is neither a table of the stream nor in route.tables{suggest_names(identifier, tables)}"
             yield Problem("commit.atomic", identifier, f"{text}; add it there")
 
 
 def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    named = [*route.tables.values(), *([route.template] if route.template else [])]
+    tables = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
-        if identifier not in named and not spec.sinks.matches_template(identifier):
-            known = suggest_names(identifier, dict.fromkeys(named))
-            yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
+        if identifier not in tables and not spec.sinks.matches_template(identifier):
+            hint = suggest_names(identifier, dict.fromkeys(tables))
+            yield Problem("route.complete", identifier, f"is not in route.tables{hint}; add it there")
         elif identifier == route.template and len(identifier) > MAX_SIGNALLED_TEMPLATE:
             text = f"has over {MAX_SIGNALLED_TEMPLATE} characters, too long for Airflow's partition keys; shorten it"
             yield Problem("route.complete", identifier, text)

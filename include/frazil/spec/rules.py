@@ -46,23 +46,23 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
             findings += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), setting)]
         if name_key(column.name) in METADATA_COLUMNS:
             findings.append((setting, column.type, METADATA_COLUMN_PROBLEM))
-    still = "Existing tables with the column can still be written to, but no new table is created with it"
-    warnings = [Problem(setting, value, f"{reason}. {still}") for setting, value, reason in findings]
+    consequence = "Existing tables with the column can still be written to, but no new table is created with it"
+    warnings = [Problem(setting, value, f"{reason}. {consequence}") for setting, value, reason in findings]
     if (version := spec.table.properties.get("format-version")) == "3":
         warnings.append(Problem("table.properties.format-version", version, property_rules.FORMAT_3_READERS))
     return tuple(warnings)
 
 
 def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column in spec.columns:
         key = name_key(column.name)
-        if key in seen:
-            yield Problem(f"schema.{column.name}", column.name, f"names the column {seen[key]!r} again; {SAME_NAMES}")
+        if key in names:
+            yield Problem(f"schema.{column.name}", column.name, f"names the column {names[key]!r} again; {SAME_NAMES}")
         if spec.coordinates and key in RESERVED_COLUMNS:
             text = "has the name of a column that frazil adds; rename it, or set coordinates: false"
             yield Problem(f"schema.{column.name}", column.name, text)
-        seen.setdefault(key, column.name)
+        names.setdefault(key, column.name)
 
 
 def _check_lines(spec: StreamSpec) -> Iterator[Problem]:
@@ -108,13 +108,13 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")
         return
-    seen: set[str] = set()
+    names: set[str] = set()
     for column in spec.record_columns:
         lower = column.name.lower()
-        if lower in seen or lower.startswith("_frazil"):
-            text = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
+        if lower in names or lower.startswith("_frazil"):
+            text = "is declared twice; names are case-insensitive" if lower in names else "is a name that frazil uses"
             yield Problem(f"source.schema.{column.name}", column.name, f"{text}; rename it")
-        seen.add(lower)
+        names.add(lower)
     if spec.source.columns:
         for column in spec.columns:
             if column.unit is not None:
@@ -205,22 +205,22 @@ def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
     declared = {column.name: column.type for column in spec.record_columns}
-    wanted: list[tuple[str, str, set[str]]] = []
+    candidates: list[tuple[str, str, set[str]]] = []
     if (key := spec.source.key) and key.column:
         allowed = {"string": {"string"}, "bytes": {"binary"}}.get(key.format) or {declared.get(key.column, "")}
-        wanted.append(("source.key.column", key.column, allowed))
+        candidates.append(("source.key.column", key.column, allowed))
     for index, header in enumerate(spec.source.headers):
-        wanted.append((f"source.headers.{index}.column", header.column, {"string", "binary"}))
-    seen: dict[str, str] = {}
-    for path, name, fitting in wanted:
+        candidates.append((f"source.headers.{index}.column", header.column, {"string", "binary"}))
+    paths_by_name: dict[str, str] = {}
+    for path, name, fitting in candidates:
         if name not in declared:
             yield Problem(path, name, f"is not a column of the schema{suggest_names(name, declared)}")
         elif declared[name] and declared[name] not in fitting:
             text = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
             yield Problem(path, name, text)
-        elif name in seen:
-            yield Problem(path, name, f"is already filled by {seen[name]}; name another column")
-        seen.setdefault(name, path)
+        elif name in paths_by_name:
+            yield Problem(path, name, f"is already filled by {paths_by_name[name]}; name another column")
+        paths_by_name.setdefault(name, path)
 
 
 def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:

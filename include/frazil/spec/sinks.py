@@ -78,9 +78,9 @@ class Sinks:
 
     def matches_template(self, identifier: str) -> bool:
         """Return whether a table's name matches the template. Its properties show whether the template created it."""
-        before, placeholder, after = (self.template or "").partition(VALUE_PLACEHOLDER)
-        longer = len(identifier) > len(before) + len(after)
-        return bool(placeholder) and longer and identifier.startswith(before) and identifier.endswith(after)
+        prefix, placeholder, suffix = (self.template or "").partition(VALUE_PLACEHOLDER)
+        longer = len(identifier) > len(prefix) + len(suffix)
+        return bool(placeholder) and longer and identifier.startswith(prefix) and identifier.endswith(suffix)
 
     def may_include(self, identifier: str) -> bool:
         """Return whether the table may be one of the stream's. Only the table's name is compared."""
@@ -109,6 +109,6 @@ class Sinks:
         """Return the routing value of a template's table; None if the table's name does not contain it unchanged."""
         if not self.matches_template(identifier):
             return None
-        before, _, after = (self.template or "").partition(VALUE_PLACEHOLDER)
-        value = identifier[len(before) : len(identifier) - len(after)]
+        prefix, _, suffix = (self.template or "").partition(VALUE_PLACEHOLDER)
+        value = identifier[len(prefix) : len(identifier) - len(suffix)]
         return value if derive_name_part(value) == value else None

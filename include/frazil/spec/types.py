@@ -166,8 +166,8 @@ def parse_type(text: str) -> Type:
         position = match.end()
     parser = _Parser(tokens)
     parsed = parser.parse_type()
-    if rest := parser._tokens[parser._position :]:
-        raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
+    if remaining := parser._tokens[parser._position :]:
+        raise ValueError(f"has {' '.join(remaining)!r} after the type's end; a required column ends with 'not null'")
     return parsed
 
 
@@ -195,10 +195,10 @@ class _Parser:
             if self._nesting > MAX_NESTING:
                 raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
             self._take_mark("<")
-            made = parse()
+            parsed = parse()
             self._take_mark(">")
             self._nesting -= 1
-            return made
+            return parsed
         if name == "decimal" and self._peek() == "(":
             return self._parse_decimal()
         if name == "fixed" and self._peek() == "[":
@@ -216,9 +216,9 @@ class _Parser:
 
     def _check_not_sql(self) -> None:
         """Raise ValueError for an SQL type of several words: a later error would mention only the second word."""
-        rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
+        following = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
-            if match := pattern.match(rest):
+            if match := pattern.match(following):
                 written = re.sub(r" \( \d+ \)", "", match[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
@@ -272,13 +272,13 @@ class _Parser:
     def _peek(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
+    def _take_name(self, expected: str, *, any_name: bool = False) -> str:
         """Take the next token, a name. `any_name` allows more characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
             raise ValueError(
-                f"has {token!r} where {wanted} should be; allowed: {ALLOWED_TYPES}" if token else self._end_message()
+                f"has {token!r} where {expected} should be; allowed: {ALLOWED_TYPES}" if token else self._end_message()
             )
         self._position += 1
         return token

@@ -30,8 +30,8 @@ def format_count(number: int, noun: str, verb: str = "") -> str:
 
 def shorten_list(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
     """Return the first `limit` sentences and, if there are more, their number: `a`, `b`, `and 3 more tables`."""
-    more = len(sentences) - limit
-    return [*sentences[:limit], *([f"and {format_count(more, f'more {noun}')}"] if more > 0 else [])]
+    hidden = len(sentences) - limit
+    return [*sentences[:limit], *([f"and {format_count(hidden, f'more {noun}')}"] if hidden > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:

@@ -53,7 +53,7 @@ def _parse_percent(value: object) -> object:
 
 
 def _parse_start(value: object) -> object:
-    return value if value in ("earliest", "latest") else parse_zoned_moment(value, besides="earliest, latest or ")
+    return value if value in ("earliest", "latest") else parse_zoned_moment(value, prefix="earliest, latest or ")
 
 
 def _convert_to_texts(value: object) -> object:
@@ -255,7 +255,7 @@ class InconsistentError(ValueError):
         self.problems = problems
 
 
-def suggest_names(name: str, known: Mapping[str, object]) -> str:
+def suggest_names(name: str, candidates: Mapping[str, object]) -> str:
     """Return the end of a message about an unknown name: the most similar known name, or all."""
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"
+    close = get_close_matches(name, candidates, n=1)
+    return f"; did you mean {close[0]}?" if close else f" ({', '.join(candidates)})"

@@ -28,7 +28,7 @@ class _StreamLoader(_Loader):  # type: ignore[misc]
     """A YAML loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are unique strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
@@ -36,12 +36,12 @@ class _StreamLoader(_Loader):  # type: ignore[misc]
                 )
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
             key.tag = "tag:yaml.org,2002:str"  # `true: string` is a column of this name
-            seen.add(str(key.value))
+            keys.add(str(key.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
@@ -139,15 +139,15 @@ def _check_size(text: str) -> None:
 def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     number = mark.line if mark else 0
-    before, line = ["", *lines, ""][number : number + 2]
+    previous_line, line = ["", *lines, ""][number : number + 2]
     opened = f"line {began.line + 1}" if began else "a line above"
-    if strange := _BLANKS.search(f"{before} {line}"):
+    if strange := _BLANKS.search(f"{previous_line} {line}"):
         return f"; in this line or the one above, replace the character U+{ord(strange[0]):04X} with a plain space"
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
         return "; indent with spaces, because YAML does not allow tabs"
     if re.search(r"\b(struct|list|map)\s*<", line):
         return '; quote the type, because it contains ": " or ",": "list<struct<a: int>>"'
-    if "mapping values are not allowed" in problem and re.fullmatch(r"\s*[\w-]+:[^\s/]\S*\s*", before):
+    if "mapping values are not allowed" in problem and re.fullmatch(r"\s*[\w-]+:[^\s/]\S*\s*", previous_line):
         return "; put a space after the colon in the line above"
     return next((f"; {hint.format(opened=opened)}" for part, hint in _HINTS.items() if part in problem), "")
 
@@ -197,12 +197,12 @@ class FileCache(Generic[T]):
     def get(self, path: Path) -> T:
         """Return the reader's result, or raise its exception. The value is shared and must not be changed."""
         files = (path, *(path.parent / name for name in self._other_files))
-        now_ns, seen = time.time_ns(), tuple(map(read_signature, files))
+        now_ns, signatures = time.time_ns(), tuple(map(read_signature, files))
         entry = self._entries.get(path)
-        if entry is None or entry.signatures != seen:
-            entry = self._read_entry(path, seen)
+        if entry is None or entry.signatures != signatures:
+            entry = self._read_entry(path, signatures)
             # A file that has just changed may change again with the same signature, so it is read until it has settled.
-            if all(stat is None or stat[0] < now_ns - MIN_UNCHANGED_AGE_NS for stat in seen):
+            if all(stat is None or stat[0] < now_ns - MIN_UNCHANGED_AGE_NS for stat in signatures):
                 if len(self._entries) >= MAX_CACHED_FILES:
                     self._entries.clear()
                 self._entries[path] = entry
@@ -210,22 +210,22 @@ class FileCache(Generic[T]):
             raise SpecError(entry.problem)
         return entry.value  # type: ignore[return-value]  # set if there is no problem
 
-    def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
+    def _read_entry(self, path: Path, signatures: tuple[Signature, ...]) -> _Entry[T]:
         try:
-            return _Entry(seen, self._read(path), None)
+            return _Entry(signatures, self._read(path), None)
         except SpecError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            return _Entry(seen, None, str(error))
+            return _Entry(signatures, None, str(error))
 
 
 def read_signature(path: Path) -> Signature:
     """Return a file's signature. Includes the ctime, because programs cannot set it, unlike the mtime."""
     try:
-        seen = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return seen.st_ctime_ns, seen.st_mtime_ns, seen.st_size, seen.st_ino
+    return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino
 
 
 _FILES = FileCache(_load_mapping)
