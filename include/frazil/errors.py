@@ -229,7 +229,7 @@ def innermost_error_text(error: BaseException) -> str:
 def shorten_error(text: str) -> str:
     """Return an error on one line of at most `MAX_ERROR_CHARACTERS`, without splitting a command in backquotes."""
     words = " ".join(text.split())
-    shown = words[:MAX_ERROR_CHARACTERS]
-    if shown == words:
+    shortened = words[:MAX_ERROR_CHARACTERS]
+    if shortened == words:
         return words
-    return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."
+    return f"{shortened.rpartition('`')[0] if shortened.count('`') % 2 else shortened} ..."

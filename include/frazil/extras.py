@@ -90,8 +90,8 @@ def _missing_extra_error(module: str, extra: str | None = None) -> MissingExtra:
 
 def check_configuration() -> None:
     """Raise SpecError, with the path, if PyIceberg cannot read its configuration file."""
-    named = os.environ.get("PYICEBERG_HOME")
-    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
+    configured = os.environ.get("PYICEBERG_HOME")
+    folders = (*([Path(configured)] if configured else []), Path("~").expanduser(), Path.cwd())
     file = next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)
     if file is None:
         return

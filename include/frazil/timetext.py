@@ -12,11 +12,11 @@ def format_elapsed(milliseconds: int) -> str:
         return f"{seconds:.1f} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+        return f"{minutes} min {remainder} s"
+    hours, remainder = divmod(minutes, 60)
+    return f"{hours} h {remainder} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def parse_moment(value: str | datetime) -> datetime:
@@ -33,15 +33,15 @@ def parse_moment(value: str | datetime) -> datetime:
     return moment
 
 
-def parse_zoned_moment(value: object, besides: str = "") -> datetime:
+def parse_zoned_moment(value: object, prefix: str = "") -> datetime:
     """Parse a time with a zone: without a zone, its meaning would differ between machines.
 
-    The text of its ValueError is the end of a sentence. `besides` names other values that are allowed.
+    The text of its ValueError is the end of a sentence. `prefix` names other values that are allowed.
     """
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
-        raise ValueError(f"is not {besides}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
+        raise ValueError(f"is not {prefix}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
     return moment

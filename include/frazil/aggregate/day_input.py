@@ -37,20 +37,20 @@ class DayInput:
 
 
 def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
-    whole = Window.parse(str(day))
+    window = Window.parse(str(day))
     with translate_catalog_errors(catalog.name):
-        return load_newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
+        return load_newest_signals(catalog, spec.source, from_us=window.start_us, to_us=window.end_us)
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
     """Return whether signalled windows cover the whole day, and no gate holds one of them."""
-    whole = Window.parse(str(day))
-    reached_us = whole.start_us
+    window = Window.parse(str(day))
+    reached_us = window.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
         if signal.start_us > reached_us or not signal.sent:
             return False
         reached_us = max(reached_us, signal.end_us)
-    return reached_us >= whole.end_us
+    return reached_us >= window.end_us
 
 
 def held_windows(signals: Sequence[Signal]) -> list[str]:
@@ -68,11 +68,11 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
             "the current snapshot, because not every window was signalled",
         )
     else:
-        named = max(signals, key=lambda s: s.sequence_number).snapshot_id
-        chosen, revisions, reason = named, encode_revisions(signals), "the snapshot that the day's signals name"
-        if named not in branch:
+        newest = max(signals, key=lambda s: s.sequence_number).snapshot_id
+        chosen, revisions, reason = newest, encode_revisions(signals), "the snapshot that the day's signals name"
+        if newest not in branch:
             chosen = current
-            reason = f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back"
+            reason = f"the current snapshot, because the signals' snapshot {newest} has expired or was rolled back"
     log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, reason)
     return DayInput(chosen, branch[chosen], revisions)
 
@@ -98,8 +98,8 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
-    return json.dumps(others, separators=(",", ":")) if others else "1"
+    revised = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
+    return json.dumps(revised, separators=(",", ":")) if revised else "1"
 
 
 def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict[str, str]:
@@ -202,8 +202,8 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
     """Return whether the target has the day, with these signals or from newer input."""
     with translate_catalog_errors(catalog.name):
-        done = _load_aggregated_days(catalog, spec)
-    return day in done.days and not select_waiting_days(signals, done)
+        aggregated = _load_aggregated_days(catalog, spec)
+    return day in aggregated.days and not select_waiting_days(signals, aggregated)
 
 
 def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> AggregatedDays:
@@ -214,7 +214,7 @@ def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> Aggregated
         return AggregatedDays({})
 
 
-def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
+def select_waiting_days(signals: Sequence[Signal], aggregated: AggregatedDays) -> tuple[WaitingDay, ...]:
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
@@ -223,7 +223,7 @@ def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tupl
         for day, of_day in sorted(by_day.items())
         if is_complete(day, of_day)
     }
-    return tuple(waiting for waiting, of_day in complete.items() if not _is_up_to_date(waiting, of_day, done))
+    return tuple(waiting for waiting, of_day in complete.items() if not _is_up_to_date(waiting, of_day, aggregated))
 
 
 def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: AggregatedDays) -> bool:

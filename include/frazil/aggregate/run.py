@@ -71,14 +71,14 @@ class DayRun:
         if jobs is None:
             yield
             return
-        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._start_facts()
-        run.started(clock.now_ms(), before)
+        run, start_facts = jobs.run(f"aggregation.{self.spec.name}"), self._start_facts()
+        run.started(clock.now_ms(), start_facts)
         try:
             yield
         except BaseException as error:
-            run.ended(clock.now_ms(), replace(before, error=f"{type(error).__name__}: {error}"))
+            run.ended(clock.now_ms(), replace(start_facts, error=f"{type(error).__name__}: {error}"))
             raise
-        run.ended(clock.now_ms(), self._end_facts(before))
+        run.ended(clock.now_ms(), self._end_facts(start_facts))
 
     def _start_facts(self) -> RunFacts:
         try:
@@ -88,13 +88,13 @@ class DayRun:
             return RunFacts(day=self.day)
         return RunFacts(inputs=(replace(source, snapshot_id=self.day_input.snapshot_id),), day=self.day)
 
-    def _end_facts(self, before: RunFacts) -> RunFacts:
+    def _end_facts(self, start_facts: RunFacts) -> RunFacts:
         try:
             target = self.catalog.load_table(self.spec.target)
-            return replace(before, output=table_dataset(target), totals=self._written_totals(target))
+            return replace(start_facts, output=table_dataset(target), totals=self._written_totals(target))
         except Exception as error:  # as above
             log.info("cannot report the target %s to the OpenLineage backend: %r", self.spec.target, error)
-            return before
+            return start_facts
 
     def _written_totals(self, target: Table) -> Totals | None:
         """Return the totals of this run's snapshot; None if this run did not write the target."""
@@ -119,10 +119,10 @@ def run_aggregation(name: str, *, folder: Path, day: str, snapshot_id: int | Non
         spec, of_day = find_aggregation(folder, name), parse_day(day)
         catalog = open_existing_catalog(spec.catalog)
         if snapshot_id is None:
-            given = choose_input(catalog, spec, of_day, load_day_signals(catalog, spec, of_day))
+            day_input = choose_input(catalog, spec, of_day, load_day_signals(catalog, spec, of_day))
         else:
-            given = reuse_input(catalog, spec, of_day, snapshot_id=snapshot_id, revisions=revisions)
-        run = DayRun(catalog, spec, of_day, given)
+            day_input = reuse_input(catalog, spec, of_day, snapshot_id=snapshot_id, revisions=revisions)
+        run = DayRun(catalog, spec, of_day, day_input)
         with openlineage_jobs() as jobs, run.report(jobs):
             spark = start_session(f"frazil {spec.name} {of_day}", spec.catalog)
             try:

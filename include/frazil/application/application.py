@@ -275,10 +275,10 @@ class DeclaredStreams:
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
         """Return a declaration with a problem: no writer starts, and a running writer continues."""
-        before = self.declared.get(name)
+        previous = self.declared.get(name)
         paths = " and ".join(str(file.path) for file in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
-        return replace(files[0], spec=None if before is None else before.spec, problem=problem)
+        return replace(files[0], spec=None if previous is None else previous.spec, problem=problem)
 
 
 class HostedDeclaration(Declaration):

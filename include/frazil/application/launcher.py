@@ -80,12 +80,12 @@ class HostedLauncher(Launcher):
             writer = self._make()
             # A daemon: a writer that hangs must not keep the process alive.
             thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
-            before = self._launch, self._writer, self._thread, self.killed_at_s, self.code
+            previous = self._launch, self._writer, self._thread, self.killed_at_s, self.code
             self._launch, self._writer, self._thread, self.killed_at_s, self.code = launch, writer, thread, None, None
             try:
                 thread.start()
             except RuntimeError as error:  # the host allows no more threads
-                self._launch, self._writer, self._thread, self.killed_at_s, self.code = before
+                self._launch, self._writer, self._thread, self.killed_at_s, self.code = previous
                 problem = f"cannot start a thread for the writer of stream {self._stream}: {error}"
                 raise EnvironmentUnusable(problem) from error
         except BaseException:
@@ -135,8 +135,8 @@ class HostedLauncher(Launcher):
             writer.run()
         except FrazilError as failure:
             code, cause = failure.exit_code, explain(failure)
-            again = " The stream will be restarted after a delay." if failure.restartable else ""
-            log.error("stream %s ended: %s.%s", self._stream, cause, again)  # noqa: TRY400
+            restart_text = " The stream will be restarted after a delay." if failure.restartable else ""
+            log.error("stream %s ended: %s.%s", self._stream, cause, restart_text)  # noqa: TRY400
         except BaseException as failure:
             code, cause = 1, explain(failure)
             log.exception("stream %s crashed", self._stream)

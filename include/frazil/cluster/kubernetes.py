@@ -77,11 +77,11 @@ class _AuthorityAdapter(HTTPAdapter):
 
 def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
     """Find access by KUBECONFIG, the pod's service account, or `~/.kube/config`. Raises EnvironmentUnusable."""
-    named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
-    if not named and environment.get("KUBERNETES_SERVICE_HOST"):
+    config_file = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
+    if not config_file and environment.get("KUBERNETES_SERVICE_HOST"):
         access = read_service_account(environment)
     else:
-        access = read_kubeconfig(Path(named or "~/.kube/config").expanduser(), context=context)
+        access = read_kubeconfig(Path(config_file or "~/.kube/config").expanduser(), context=context)
     address = master.removeprefix("k8s://").rstrip("/")
     return replace(access, address=address if "://" in address else f"https://{address}")
 

@@ -90,8 +90,8 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
 def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
     spark, stream = driver.resources.spark, driver.application
     secrets = f"{_DRIVER_PREFIX}secretKeyRef."
-    known = {each.get("name") for each in template.get("env", ())}
-    exposed = sorted(name for name in driver.environment if f"{secrets}{name}" not in spark and name not in known)
+    declared = {each.get("name") for each in template.get("env", ())}
+    exposed = sorted(name for name in driver.environment if f"{secrets}{name}" not in spark and name not in declared)
     if exposed and "envFrom" not in template:
         raise SpecError(
             f"stream {stream} needs {', '.join(exposed)} in its driver's pod: set the secret and key of each in "
@@ -145,8 +145,8 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
-    named = _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.")
-    secrets = {name: where.partition(":") for name, where in named.items()}
+    secret_keys = _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.")
+    secrets = {name: where.partition(":") for name, where in secret_keys.items()}
     sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
     sources |= {name: {"secretKeyRef": {"name": secret, "key": key}} for name, (secret, _, key) in secrets.items()}
     plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
@@ -160,8 +160,8 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
     ]
     declared: dict[tuple[str, str], dict[str, str]] = {}
     for key, value in _strip_prefix(spark, _VOLUMES_PREFIX).items():
-        kind, _, rest = key.partition(".")
-        name, _, option = rest.partition(".")
+        kind, _, setting = key.partition(".")
+        name, _, option = setting.partition(".")
         if kind not in {"hostPath", "emptyDir", "persistentVolumeClaim", "nfs"} or not option:
             raise SpecError(
                 f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "

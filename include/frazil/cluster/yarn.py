@@ -176,8 +176,8 @@ def _failed_status(message: str, first: str) -> DriverStatus:
 
 
 def strip_log_envelope(response: str) -> str:
-    _, begins, rest = response.partition("LogContents:\n")
-    return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
+    _, begins, text = response.partition("LogContents:\n")
+    return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", text) if begins else response
 
 
 def _describe_denial(response: requests.Response) -> str:

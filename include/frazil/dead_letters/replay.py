@@ -101,22 +101,22 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     RouteBehind or CommitUnavailable if a routed table cannot get its rows, WriterBusy if a backfill is open, and
     BackfillAbandoned if the replay of `run` was abandoned.
     """
-    done = []
+    results = []
     if last := _find_open_replay(opened, run):
         if last.is_open:
             finished = _run_replay(opened, parse_request({**last.request, "run": run}))
         else:
             finish_ended_backfill(opened.tables)  # routed tables may get their rows only now
             finished = _replay_result(opened, last)
-        done.append(finished and replace(finished, interrupted=True))
+        results.append(finished and replace(finished, interrupted=True))
     finish_ended_backfill(opened.tables)
     store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
     store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
     folder = f"{_copies_folder(opened)}/{uuid.uuid4().hex}"
     if _copy_dead_letters(opened, selection, folder):
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
-        done.append(_run_replay(opened, request))
-    return tuple(filter(None, done))
+        results.append(_run_replay(opened, request))
+    return tuple(filter(None, results))
 
 
 def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | None:
@@ -176,8 +176,8 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
     unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)
 
     def choose(rows: pa.Table) -> pa.Table:
-        kept = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
-        chosen = rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS)
+        is_chosen = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
+        chosen = rows.filter(pa.array(is_chosen, pa.bool_())).select(DEAD_LETTER_COLUMNS)
         for row in chosen.slice(0, 1).to_pylist():  # raises SpecError if the secret does not match
             unseal(row["value"], name_part(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value"))
         return chosen

@@ -142,8 +142,8 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
     columns = ("error_class", "rejected_at", "replays", "discarded_at")
     for rows in read_dead_letters(table, selection.row_filter(spec), columns):
         days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
-        for counted in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
-            counts[counted.pop("day"), counted.pop("error_class")].update(counted)
+        for row in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
+            counts[row.pop("day"), row.pop("error_class")].update(row)
     names = ("count_all", "replays_count", "discarded_at_count")
     return sorted(ReasonCount(*key, *(count[name] for name in names)) for key, count in counts.items())
 
@@ -354,8 +354,8 @@ def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay
         return dead_letters
     journals = opened.tables.journals
     rows = dead_letters_at(load_record(journals, replay).replayed, chunk_topic_ids(committed_chunks(journals, replay)))
-    left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
-    return {source: offsets for source, offsets in left.items() if offsets}
+    remaining = {source: offsets - rows.get(source, BitMap64()) for source, offsets in dead_letters.items()}
+    return {source: offsets for source, offsets in remaining.items() if offsets}
 
 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:

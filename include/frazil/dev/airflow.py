@@ -150,16 +150,16 @@ class EmbeddedAirflow(process.EmbeddedService):
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
-        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
-        python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
-        streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__") and k != "AIRFLOW_CONFIG"}
+        path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
+        python_path = os.pathsep.join(filter(None, [str(self.checkout), inherited.get("PYTHONPATH")]))
+        streams = inherited.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
         extra = {"properties-file": str(self._spark_properties)}
         connection = {"conn_type": "spark", "host": self._spark_master, "extra": extra}
         return {
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),  # the environment overrides it
             "FRAZIL_SPARK_POOL": SPARK_POOL,
-            **kept,
+            **inherited,
             "PATH": path,
             "PYTHONPATH": python_path,
             "PYTHONUNBUFFERED": "1",
@@ -256,9 +256,9 @@ class EmbeddedAirflow(process.EmbeddedService):
         if marker.exists():
             return
         command = [sys.executable, "-m", "airflow", "db", "migrate"]
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = "\n".join((done.stderr or done.stdout).splitlines()[-3:])
+        process = subprocess.run(command, env=self.environment(), capture_output=True, text=True, check=False)
+        if process.returncode:
+            reason = "\n".join((process.stderr or process.stdout).splitlines()[-3:])
             raise EnvironmentUnusable(f"Airflow's database in {self.home} could not be created: {reason}")
         marker.touch()
 

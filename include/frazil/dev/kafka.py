@@ -166,11 +166,11 @@ def _format_storage(java: list[str], properties: Path, data: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With `=`, because one id in 64 begins with a dash, which would look like an option.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
-    done = subprocess.run(
+    ran = subprocess.run(
         command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120
     )
-    if done.returncode:
-        raise EnvironmentUnusable(f"Kafka's storage in {data} could not be formatted: {done.stderr or done.stdout}")
+    if ran.returncode:
+        raise EnvironmentUnusable(f"Kafka's storage in {data} could not be formatted: {ran.stderr or ran.stdout}")
 
 
 def _count_brokers(admin: AdminClient) -> int:

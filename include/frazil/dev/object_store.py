@@ -92,8 +92,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def stop(self) -> None:
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                left.unlink(missing_ok=True)
+            for socket in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
         from botocore.session import get_session  # type: ignore[import-untyped]  # an extra
@@ -119,8 +119,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
         process.require_free_port(s3_port, server="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, server="the REST catalog", option="--catalog-port")
-        before = self._state.inner_ports
-        inner_ports = tuple(p if process.is_port_free(p) else process.choose_free_port() for p in before)
+        earlier_ports = self._state.inner_ports
+        inner_ports = tuple(p if process.is_port_free(p) else process.choose_free_port() for p in earlier_ports)
         self._state = _StoreState(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
         data = self.folder / "data"
         make_folder(data)

@@ -84,11 +84,11 @@ class EmbeddedPostgres(process.EmbeddedServer):
                 shutil.chown(password.name, user=_find_other_user())
             command = [*prefix, str(programs / "initdb"), "-D", str(self.data), *options, "--pwfile", password.name]
             environment = process.server_environment()
-            done = subprocess.run(
+            ran = subprocess.run(
                 command, env=environment, capture_output=True, text=True, check=False, timeout=120, cwd="/"
             )
-        if done.returncode:
-            reason = " ".join((done.stderr or done.stdout).split())
+        if ran.returncode:
+            reason = " ".join((ran.stderr or ran.stdout).split())
             user = f" as the user {_find_other_user()}, because it refuses to run as root" if prefix else ""
             raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{user}: {reason}")
 

@@ -109,9 +109,9 @@ class EmbeddedServer(EmbeddedService):
         """Start the server unless it runs, and wait until it is ready. Raises EnvironmentUnusable and MissingExtra."""
         if self.server() is None:
             self._launch()
-        elif wanted := self._port_conflict():
+        elif conflict := self._port_conflict():
             raise EnvironmentUnusable(
-                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or omit the "
+                f"{self.TITLE} of {self.folder} runs on {conflict}. End it first (`frazil dev down`), or omit the "
                 "port options."
             )
         try:

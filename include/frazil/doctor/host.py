@@ -28,9 +28,9 @@ MIN_FREE_BYTES = 2 << 30
 
 
 def check_python() -> Iterator[Finding]:
-    seen = sys.version_info[:2]
-    sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
-    if SUPPORTED_PYTHONS[0] <= seen <= SUPPORTED_PYTHONS[1]:
+    version = sys.version_info[:2]
+    sentence = f"Python {version[0]}.{version[1]} at {sys.executable}, frazil {__version__}"
+    if SUPPORTED_PYTHONS[0] <= version <= SUPPORTED_PYTHONS[1]:
         yield Finding("python", CheckState.OK, sentence)
     else:
         yield Finding("python", CheckState.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")
@@ -116,31 +116,31 @@ def check_api_servers() -> Iterator[Finding]:
 
 
 def check_task_python() -> Iterator[Finding]:
-    named = os.environ.get("PYSPARK_PYTHON")
-    if not named or shutil.which(named) == sys.executable:
+    path = os.environ.get("PYSPARK_PYTHON")
+    if not path or shutil.which(path) == sys.executable:
         yield Finding("tasks' python", CheckState.OK, "tasks on this machine run on the same Python")
         return
     fix = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
     try:
         script = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
-        ran = subprocess.run([named, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run([path, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
-        yield Finding("tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
+        yield Finding("tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {path}, which does not run: {error}", fix)
         return
-    wanted = f"{sys.version_info[0]} {sys.version_info[1]} {__version__}"
-    if ran.returncode == 0 and ran.stdout.strip() == wanted:
-        yield Finding("tasks' python", CheckState.OK, f"{named} has the same Python and the same frazil")
+    expected = f"{sys.version_info[0]} {sys.version_info[1]} {__version__}"
+    if ran.returncode == 0 and ran.stdout.strip() == expected:
+        yield Finding("tasks' python", CheckState.OK, f"{path} has the same Python and the same frazil")
         return
     reported = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
-    text = f"PYSPARK_PYTHON is {named}, which reports {reported!r}, not {wanted!r}"
+    text = f"PYSPARK_PYTHON is {path}, which reports {reported!r}, not {expected!r}"
     yield Finding("tasks' python", CheckState.WRONG, text, fix)
 
 
-def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
+def check_ports(ports: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
     """Check that the ports of `frazil dev up` are free, except `ours`, on which its servers already listen."""
-    taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
-    if taken:
-        names = ", ".join(f"{port} ({name})" for name, port in taken.items())
+    busy = {name: port for name, port in ports.items() if name not in ours and _listens(port)}
+    if busy:
+        names = ", ".join(f"{port} ({name})" for name, port in busy.items())
         yield Finding(
             "ports", CheckState.WARNING, f"another program listens on {names}, which `frazil dev up` needs",
             "stop it, or choose another port: see `frazil dev up --help`",

@@ -62,8 +62,8 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     checked = Connections.check(streams.values())
     good = checked.good
     if len(good) > MAX_LISTED_CONNECTIONS:
-        which = "all other" if checked.faults else "all"
-        good = [f"{which} connections of {format_count(len(streams), 'stream')} work"]
+        quantity = "all other" if checked.faults else "all"
+        good = [f"{quantity} connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     for problem in (fault.problem for fault in checked.faults):
@@ -191,16 +191,16 @@ class _TimeMissing(ValueError): ...
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:
-    before = clock.now_ms()
-    return ServerTime(before, ask(), clock.now_ms())
+    began_ms = clock.now_ms()
+    return ServerTime(began_ms, ask(), clock.now_ms())
 
 
 def _ask_http(address: str) -> ServerTime:
     """Return the server's time from its response, which may be a refusal."""
-    before = clock.now_ms()
+    began_ms = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
         raise _TimeMissing("the response has no time") from None
-    return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _DATE_PRECISION_MS)
+    return ServerTime(began_ms, int(theirs.timestamp() * 1000), clock.now_ms(), _DATE_PRECISION_MS)

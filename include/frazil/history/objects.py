@@ -147,8 +147,8 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
         objects = store.list_objects()
         past, problems = store.read(objects, (HistoryPart.MINUTES, HistoryPart.EVENTS))
         if min(past.minutes, default=since_ms + 1) > since_ms:
-            older, more = store.read(objects, (HistoryPart.TENS,))
-            past.tens, problems = older.tens, problems + more
+            older, older_problems = store.read(objects, (HistoryPart.TENS,))
+            past.tens, problems = older.tens, problems + older_problems
         if not objects or past != StreamHistory():
             break
     return past, problems

@@ -61,8 +61,8 @@ class Point:
         """Combine this point with a later point; the result has this point's time span."""
         combined: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
         for name in (*_MAXIMA, *_LAST):
-            taken = [n for n in (getattr(self, name), getattr(later, name)) if n is not None]
-            combined[name] = (max(taken) if name in _MAXIMA else taken[-1]) if taken else None
+            values = [n for n in (getattr(self, name), getattr(later, name)) if n is not None]
+            combined[name] = (max(values) if name in _MAXIMA else values[-1]) if values else None
         return dataclasses.replace(self, **combined)
 
 
@@ -113,9 +113,9 @@ def span_start(at_ms: int, span_ms: int) -> int:
 
 
 def merge_ten_minutes(points: Iterable[Point]) -> Point:
-    first, *rest = points
+    first, *later_points = points
     total = dataclasses.replace(first, at_ms=span_start(first.at_ms, TEN_MINUTES_MS), span_ms=TEN_MINUTES_MS)
-    for point in rest:
+    for point in later_points:
         total = total.add(point)
     return total
 
@@ -181,8 +181,8 @@ class StreamHistory:
         for ten in [ten for ten in self.tens if abs(now_ms - ten) > TENS_RETENTION_MS]:
             del self.tens[ten]
             changed.add(HistoryPart.TENS)
-        if (kept := _newest_events(self.events, now_ms)) != self.events:
-            self.events = kept
+        if (recent := _newest_events(self.events, now_ms)) != self.events:
+            self.events = recent
             changed.add(HistoryPart.EVENTS)
         return changed
 
@@ -204,10 +204,10 @@ class StreamHistory:
 
 def _newest_events(events: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
     counts: Counter[EventKind] = Counter()
-    kept = []
+    newest = []
     oldest_first = sorted(events, key=lambda event: event.at_ms)
     for event in oldest_first[::-1]:
         counts[event.kind] += 1
         if counts[event.kind] <= MAX_EVENTS_PER_KIND and abs(now_ms - event.at_ms) <= TENS_RETENTION_MS:
-            kept.append(event)
-    return kept[::-1]
+            newest.append(event)
+    return newest[::-1]

@@ -270,9 +270,9 @@ class _RecordingThread:
         with self._lock:
             if recording not in self._recordings:
                 return
-            done = self._leaving[recording] = threading.Event()
+            stored = self._leaving[recording] = threading.Event()
         self._wake.set()
-        done.wait(wait_s)
+        stored.wait(wait_s)
 
     def _run(self) -> None:
         while True:

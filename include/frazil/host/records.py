@@ -152,8 +152,8 @@ def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
 
 def append_exit(folder: Path, record: ExitRecord) -> None:
     """Append an exit record, or replace the record of the same launch. Old records are removed."""
-    known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
-    exits = [*known, record]
+    earlier = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
+    exits = [*earlier, record]
     # Keep one launch that committed, because the supervisor needs to know whether one ever did.
     last_success = [e for e in exits[:-MAX_RECORDED_EXITS] if e.committed and e.is_supervised][-1:]
     replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*last_success, *exits[-MAX_RECORDED_EXITS:])])

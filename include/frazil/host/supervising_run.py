@@ -69,8 +69,8 @@ def confirm_announcement(stream: str, *, run_id: str) -> None:
     except (ValueError, TypeError, KeyError):  # incomplete, or from another version: the supervisor will give up again
         path.unlink(missing_ok=True)
         return
-    known = read_notes(run_folder(stream)).given_up
-    if known is None or known.at_ms < given_up.at_ms:
+    stored = read_notes(run_folder(stream)).given_up
+    if stored is None or stored.at_ms < given_up.at_ms:
         _confirm(stream, given_up)
     path.unlink(missing_ok=True)
 

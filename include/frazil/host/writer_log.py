@@ -89,15 +89,15 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
     """Return the complete lines after a position. Lines before a truncation are read from `writer.log.1`."""
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
-        rest: tuple[str, ...] = ()
+        earlier_lines: tuple[str, ...] = ()
         if path.stat().st_size < start:  # it was truncated, and its unread rest is in writer.log.1
             with suppress(FileNotFoundError):  # unless a user emptied it
-                rest, _ = _read_whole_lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
+                earlier_lines, _ = _read_whole_lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
             start = 0
         lines, end = _read_whole_lines(path, start, limit_bytes)
     except FileNotFoundError:
         return None
-    return LogChunk((*rest, *lines), LogPosition(launch_id, end))
+    return LogChunk((*earlier_lines, *lines), LogPosition(launch_id, end))
 
 
 def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
@@ -107,13 +107,13 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
         skipped = max(0, size - start - limit_bytes)
         log.seek(start + skipped)
         data = log.read(limit_bytes)
-    whole = data[: data.rfind(b"\n") + 1]
-    if not whole and len(data) == limit_bytes:
-        whole = data
-    lines = whole.decode(errors="replace").splitlines()
+    text = data[: data.rfind(b"\n") + 1]
+    if not text and len(data) == limit_bytes:
+        text = data
+    lines = text.decode(errors="replace").splitlines()
     if skipped:
         lines = [f"{_OMITTED}{skipped} bytes are omitted; the complete log is {path}", *lines[1:]]
-    return tuple(lines), start + skipped + len(whole)
+    return tuple(lines), start + skipped + len(text)
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:

@@ -66,7 +66,7 @@ class ProposedColumn:
 
 
 def propose_columns(
-    whole: FieldStatistics,
+    statistics: FieldStatistics,
     *,
     timestamps_ms: Sequence[int],
     relaxed: FieldStatistics | None = None,
@@ -79,15 +79,15 @@ def propose_columns(
     With `dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a field with
     several types becomes a column of texts.
     """
-    sampled = whole.kinds["object"]
+    sampled = statistics.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     proposed: list[ProposedColumn] = []
-    before: dict[str, str] = {}
-    for name, observed in whole.fields.items():
-        if reason := find_column_problem(name, before, dots=dots):
+    names: dict[str, str] = {}
+    for name, observed in statistics.fields.items():
+        if reason := find_column_problem(name, names, dots=dots):
             proposed.append(ProposedColumn(name, None, remark=reason))
         else:
-            before[name_key(name)] = name
+            names[name_key(name)] = name
             text_statistics = FieldStatistics() if relaxed is None else relaxed.fields[name]
             proposed.append(_propose_column(name, observed, text_statistics, sampled, middle_s, has_json=has_json))
     return tuple(proposed)
@@ -150,9 +150,9 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         remarks.append(f"absent in {absent / sampled:.1%}")
     left_out = [*_find_left_out(observed, parse_type(kind), "")]
     if left_out:
-        more = len(left_out) - MAX_REMARKS
-        shown = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{more:,} more"] if more > 0 else [])]
-        remarks.append(f"leaves out {', '.join(shown)}")
+        hidden = len(left_out) - MAX_REMARKS
+        names = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{hidden:,} more"] if hidden > 0 else [])]
+        remarks.append(f"leaves out {', '.join(names)}")
     as_json = of_one_type is None and has_json
     inside = [_describe_several_types(observed)] if as_json else list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
@@ -176,13 +176,13 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
 
 
 def _describe_several_types(observed: FieldStatistics) -> str:
-    counted = _count_kinds(observed.kinds)
-    return f"values of several types{f' ({counted})' if ',' in counted else ''}, stored as JSON text"
+    count_text = _count_kinds(observed.kinds)
+    return f"values of several types{f' ({count_text})' if ',' in count_text else ''}, stored as JSON text"
 
 
 def _count_kinds(kinds: Mapping[str, int]) -> str:
-    counted = sorted(((kind, count) for kind, count in kinds.items() if kind != "null"), key=lambda item: -item[1])
-    return ", ".join(format_count(count, _KIND_NOUNS.get(kind, kind)) for kind, count in counted)
+    by_count = sorted(((kind, count) for kind, count in kinds.items() if kind != "null"), key=lambda item: -item[1])
+    return ", ".join(format_count(count, _KIND_NOUNS.get(kind, kind)) for kind, count in by_count)
 
 
 def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
@@ -218,8 +218,8 @@ def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = 
 def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
     """Yield a remark for each minority of values that decided the type, or that does not fit it."""
     if observed.others:
-        others = _count_kinds(observed.other_kinds)
-        yield f"{observed.others:,} of {observed.present:,} values have a different type: {others}"
+        other_kinds = _count_kinds(observed.other_kinds)
+        yield f"{observed.others:,} of {observed.present:,} values have a different type: {other_kinds}"
     if observed.fractions and observed.kinds["int"] >= MIN_VALUES_PER_MISFIT * observed.fractions:
         count = f"{observed.fractions:,} of {observed.present:,} values"
         yield f"{count} are not whole, such as {observed.misfits['int']}; long would reject them"
@@ -234,11 +234,11 @@ def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator
         case List(element) if observed.elements is not None:
             yield from _find_left_out(observed.elements, element, f"{path}[]")
         case Struct(fields):
-            kept = {field.name: field.type for field in fields}
+            types = {field.name: field.type for field in fields}
             for name, field in observed.fields.items():
                 inner = f"{path}.{name}" if path else name
-                if name in kept:
-                    yield from _find_left_out(field, kept[name], inner)
+                if name in types:
+                    yield from _find_left_out(field, types[name], inner)
                 else:
                     yield inner
 
@@ -329,8 +329,8 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
 
 def _guess_text_type(observed: FieldStatistics) -> str:
     if observed.shape == "decimal":
-        whole, fraction = observed.digits
-        return f"decimal({min(38, whole + fraction + 6)}, {fraction})"
+        integer, fraction = observed.digits
+        return f"decimal({min(38, integer + fraction + 6)}, {fraction})"
     return observed.shape or "string"
 
 
@@ -347,8 +347,8 @@ def _guess_object_type(observed: FieldStatistics, lists: int | None = None) -> s
         fails = any(field.others or field.odd_texts for field in observed.fields.values())
         return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
     distinct = set({name_key(name): name for name in reversed(inner)}.values())
-    kept = [name for name in inner if name in distinct and is_field_name(name)]
-    if not any(types[name] for name in kept):
+    names = [name for name in inner if name in distinct and is_field_name(name)]
+    if not any(types[name] for name in names):
         return "map<string, string>" if not observed.fields else None
-    described = (f"{name}: {types[name] or 'string'}" for name in kept)
+    described = (f"{name}: {types[name] or 'string'}" for name in names)
     return f"struct<{', '.join(described)}>"

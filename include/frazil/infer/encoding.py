@@ -179,8 +179,8 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    taken = {column.name.lower() for column in columns}
-    position, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
+    names = {column.name.lower() for column in columns}
+    position, committed_at = (_unused_name(name, names) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
     if all(any(all(source.get(name) is not None for name in log) for log in _POSITION_FIELDS) for source in sources):

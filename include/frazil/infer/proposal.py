@@ -58,22 +58,22 @@ class StreamNames:
     bootstrap_servers: str | None = None
 
 
-def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredSchemas | None = None) -> str:
+def propose_declaration(sample: Sample, names: StreamNames, written: RegisteredSchemas | None = None) -> str:
     """Return a declaration in YAML that `frazil validate` accepts. `written` has the topic's schemas.
 
     Raises RegistryUnavailable, and the SpecErrors of `find_encoding` and `derive_avro_columns`.
     """
     encoding = find_encoding(sample, written)
     if (rows := derive_captured_table(sample, encoding)) is not None:
-        return _render([*_render_upsert(sample, encoding, named, rows)], sample, _describe_events(rows))
+        return _render([*_render_upsert(sample, encoding, names, rows)], sample, _describe_events(rows))
     encoding = _unwrap_records(encoding)
     columns = _add_rest(_propose_columns(sample, encoding, written), encoding)
     times = rank_event_times(columns)
     event_time = times[0].name if times else KAFKA_TIMESTAMP_COLUMN
     declared = [
-        f"name: {named.name}",
-        *_render_source(sample, encoding, named),
-        f"table: {named.table}",
+        f"name: {names.name}",
+        *_render_source(sample, encoding, names),
+        f"table: {names.table}",
         "schema:",
         *map(_render_column, columns),
         *_render_event_time(times),
@@ -118,13 +118,13 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
     return "\n".join([*head, *declared]) + "\n"
 
 
-def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
+def _render_upsert(sample: Sample, encoding: Encoding, names: StreamNames, rows: CapturedTable) -> Iterator[str]:
     """Yield an unpartitioned declaration with `mode: upsert`. An updated time could move a row to another partition."""
     columns = _add_rest(rows.columns, encoding)
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
-    yield f"name: {named.name}"
-    yield from _render_source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
-    yield f"table: {named.table}"
+    yield f"name: {names.name}"
+    yield from _render_source(sample, replace(encoding, format=enveloped), names, keys_in_envelope=True)
+    yield f"table: {names.table}"
     yield "schema:"
     yield from map(_render_column, columns)
     yield f"event-time: {rows.event_time or KAFKA_TIMESTAMP_COLUMN}"
@@ -152,14 +152,14 @@ def _propose_columns(
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
         return (ProposedColumn("value", "binary"),)
-    whole = collect_statistics(encoding.records)
+    statistics = collect_statistics(encoding.records)
     has_json = not isinstance(encoding.format, CsvFormat)
-    columns = propose_columns(whole, timestamps_ms=sample.timestamps_ms, dots=True, has_json=has_json)
+    columns = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, dots=True, has_json=has_json)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
         relaxed = collect_statistics({name: parse_text(v) for name, v in record.items()} for record in encoding.records)
-        cast = propose_columns(whole, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
+        cast = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
         columns = tuple(
             other if other.is_cast and _accepts_sample(other, sample, encoding) else column
             for column, other in zip(columns, cast, strict=True)
@@ -195,16 +195,16 @@ def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: En
         return columns
     declared = _declare_sample({name: c.type for name, c in open_to.items()}, sample, encoding)
     rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
-    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)}
-    return tuple(_add_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
+    by_name = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)}
+    return tuple(_add_unit(c, by_name.get(c.name)) if c.name in open_to else c for c in columns)
 
 
-def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedColumn:
-    if seen is None:
+def _add_unit(column: ProposedColumn, proposed: ProposedColumn | None) -> ProposedColumn:
+    if proposed is None:
         return column
-    if seen.unit is None:
-        return replace(column, distinct=seen.distinct)
-    return replace(column, type=seen.type, unit=seen.unit, distance_s=seen.distance_s)
+    if proposed.unit is None:
+        return replace(column, distinct=proposed.distinct)
+    return replace(column, type=proposed.type, unit=proposed.unit, distance_s=proposed.distance_s)
 
 
 def _describe_registry(
@@ -268,11 +268,11 @@ def _average_value_bytes(sample: Sample) -> float:
 
 
 def _render_source(
-    sample: Sample, encoding: Encoding, named: StreamNames, *, keys_in_envelope: bool = False
+    sample: Sample, encoding: Encoding, stream_names: StreamNames, *, keys_in_envelope: bool = False
 ) -> Iterator[str]:
     yield "source:"
-    if named.bootstrap_servers:
-        yield f"  bootstrap-servers: {_quote(named.bootstrap_servers)}"
+    if stream_names.bootstrap_servers:
+        yield f"  bootstrap-servers: {_quote(stream_names.bootstrap_servers)}"
     yield f"  topics: [{_quote(sample.topic)}]"
     plain = dump_format(encoding.format)
     if isinstance(plain, dict):
@@ -287,8 +287,8 @@ def _render_source(
         yield f"  # key: {{column: …}}    # {share}; declare a string column for it"
     names = Counter(name for record in sample.records for name in set(record.headers))
     if names:
-        shown = ", ".join(name for name, _ in names.most_common(8))
-        yield f"  # headers: [{{name: …, column: …}}]    # seen: {_quote(shown)}"
+        header_names = ", ".join(name for name, _ in names.most_common(8))
+        yield f"  # headers: [{{name: …, column: …}}]    # seen: {_quote(header_names)}"
 
 
 def _render_column(column: ProposedColumn) -> str:
@@ -316,9 +316,9 @@ def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
     if not times:
         yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return
-    others = ", ".join(_format_name(column.name) for column in times[1:5])
+    other_names = ", ".join(_format_name(column.name) for column in times[1:5])
     first = _format_name(times[0].name)
-    yield f"event-time: {first}" + (f"    # or: {others}" if others else "")
+    yield f"event-time: {first}" + (f"    # or: {other_names}" if other_names else "")
 
 
 def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time: str) -> Iterator[str]:
@@ -366,8 +366,8 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     source = {"bootstrap-servers": "localhost:9092", **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path("frazil infer"))  # no file has the proposal yet
     schema = iceberg.table_schema(spec)
-    wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
-    filled = value_schema(record_schema(wanted, spec.coordinates), spec.key_header_columns)
+    row_schema = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
+    filled = value_schema(record_schema(row_schema, spec.coordinates), spec.key_header_columns)
     units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]
     return create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values))

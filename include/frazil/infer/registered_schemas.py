@@ -88,11 +88,11 @@ def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Propose
     """
     by_name = {column.name: column for column in sampled}
     written = _merge_columns([dict(_JsonSchema(schema).fields()) for schema in schemas])
-    known = {column.name for column in written}
+    names = {column.name for column in written}
     beyond = [
         replace(c, required=False, remark=_join_remarks(c.remark, "not in the schema"))
         for c in sampled
-        if c.name not in known
+        if c.name not in names
     ]
     return (*(_add_sampled_facts(column, by_name.get(column.name)) for column in written), *beyond)
 
@@ -114,8 +114,8 @@ def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -
     return typed
 
 
-def _join_remarks(remark: str, more: str) -> str:
-    return f"{remark}; {more}" if remark else more
+def _join_remarks(remark: str, other: str) -> str:
+    return f"{remark}; {other}" if remark else other
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,13 @@ _NO_TYPE = "no type is known"
 def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedColumn, ...]:
     """Return a column for each field. A column is required if every schema has its field and requires it."""
     names = dict.fromkeys(name for fields in schemas for name in fields)
-    before: dict[str, str] = {}
-    made = []
+    by_lower_name: dict[str, str] = {}
+    columns = []
     for name in names:
-        if reason := find_column_problem(name, before, dots=True):
-            made.append(ProposedColumn(name, None, remark=reason))
+        if reason := find_column_problem(name, by_lower_name, dots=True):
+            columns.append(ProposedColumn(name, None, remark=reason))
             continue
-        before[name.lower()] = name
+        by_lower_name[name.lower()] = name
         having = [fields[name] for fields in schemas if name in fields]
         found_type = having[0].found_type
         for other in having[1:]:
@@ -149,8 +149,8 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
             remark = _join_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
         near_s = 0.0 if kind in TIME_TYPES else float("inf")
-        made.append(ProposedColumn(name, kind, required and kind is not None, remark=remark, distance_s=near_s))
-    return tuple(made)
+        columns.append(ProposedColumn(name, kind, required and kind is not None, remark=remark, distance_s=near_s))
+    return tuple(columns)
 
 
 def _format_type(found_type: FoundType) -> str | None:

@@ -205,8 +205,8 @@ class FieldStatistics:
         for shape in _PATTERNS.keys() - shapes:
             self.misfits.setdefault(shape, text)
         if "decimal" in shapes:
-            whole, _, fraction = text.removeprefix("-").partition(".")
-            self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
+            integer, _, fraction = text.removeprefix("-").partition(".")
+            self.digits = (max(self.digits[0], len(integer)), max(self.digits[1], len(fraction)))
 
 
 _CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?)", re.ASCII)
@@ -223,10 +223,10 @@ def parse_text(value: Any) -> Any:
 
 
 def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
-    whole = FieldStatistics()
+    statistics = FieldStatistics()
     for record in records:
-        whole.add(record)
-    return whole
+        statistics.add(record)
+    return statistics
 
 
 def _parse_utc(text: str) -> datetime | None:

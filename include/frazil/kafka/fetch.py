@@ -106,8 +106,8 @@ def _fetch_answers(
 
 def _join_names(names: Iterable[str]) -> str:
     names = sorted(names)
-    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-    return f"{', '.join(names[:_MAX_NAMES])}{more}"
+    more_text = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more_text}"
 
 
 def read_offsets(

@@ -148,8 +148,8 @@ class Librdkafka:
         def refresh(client: int, config: bytes | None, _: int | None) -> None:
             problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
             try:
-                token, expiry_s, *more = make_token((config or b"").decode())
-                principal, pairs = more[0] if more else "", more[1] if len(more) > 1 else {}
+                token, expiry_s, *details = make_token((config or b"").decode())
+                principal, pairs = details[0] if details else "", details[1] if len(details) > 1 else {}
                 texts = [text.encode() for pair in pairs.items() for text in pair]
                 extensions = (c_char_p * len(texts))(*texts)
                 lifetime = (token.encode(), int(expiry_s * 1000), principal.encode())

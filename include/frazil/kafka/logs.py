@@ -134,14 +134,14 @@ def find_truncations(
         pause()
 
 
-def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
+def describe_lost_ranges(starts: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
     """Describe the offsets that retention deleted: from each wanted to the first available offset; empty if none."""
-    return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
+    return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in starts.items()})
 
 
-def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap if retention deleted records at a position in `wanted`."""
-    if lost := describe_lost_ranges(wanted, available):
+def check_no_gap(starts: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """Raise OffsetGap if retention deleted records at a position in `starts`."""
+    if lost := describe_lost_ranges(starts, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
             "--to marker` continues at the first remaining offsets. With `source.on-gap: skip`, a writer always does "
@@ -150,10 +150,10 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
 
 
 def check_not_truncated(
-    wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
+    starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
 ) -> None:
-    """Raise OffsetGap if a log's end in `ends` is below its position in `wanted`."""
-    if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
+    """Raise OffsetGap if a log's end in `ends` is below its position in `starts`."""
+    if lost := _describe_ranges({tp: (end, starts.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "
             f"{lost}. The log was truncated (unclean leader election, lost disk, or restored backup). The table keeps "

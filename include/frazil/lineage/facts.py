@@ -78,12 +78,12 @@ class LineageSettings:
     def load(cls, environment: Mapping[str, str]) -> LineageSettings:
         disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
         present = {name for name, value in environment.items() if value}
-        named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & present
-        if disabled or not (named or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in present)):
+        variables = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & present
+        if disabled or not (variables or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in present)):
             return cls()
-        problems, every = [], parse_duration(DEFAULT_INTERVAL)
+        problems, interval = [], parse_duration(DEFAULT_INTERVAL)
         try:
-            every = parse_duration(environment.get(INTERVAL_VARIABLE) or DEFAULT_INTERVAL)
+            interval = parse_duration(environment.get(INTERVAL_VARIABLE) or DEFAULT_INTERVAL)
         except ValueError:
             problems.append(
                 f"{INTERVAL_VARIABLE} is {environment[INTERVAL_VARIABLE]!r}, which is not a duration such as 5m; "
@@ -96,7 +96,7 @@ class LineageSettings:
             problems.append(text)
         return cls(
             on=True,
-            every_ms=round(every.total_seconds() * 1000),
+            every_ms=round(interval.total_seconds() * 1000),
             namespace=environment.get(NAMESPACE_VARIABLE) or "frazil",
             parent=(parent["namespace"], parent["job"], parent["run"]) if parent else None,
             problems=tuple(problems),

@@ -38,21 +38,21 @@ def count_unread(position: Offsets, first: Offsets, ends: Offsets) -> int:
 
 
 def offset_bitmap(start: int, end: int) -> BitMap64:
-    whole = BitMap64()
+    bitmap = BitMap64()
     if end > start:
-        whole.add_range(start, end)
-    return whole
+        bitmap.add_range(start, end)
+    return bitmap
 
 
 def iter_runs(bitmap: BitMap64, within: Span) -> Iterator[Span]:
     """Yield the runs of consecutive offsets in `bitmap`; all must be in `within`. Changes `bitmap`, so pass a copy."""
     end = within[1]
-    others = offset_bitmap(*within) - bitmap
-    for offsets in (bitmap, others):
+    absent = offset_bitmap(*within) - bitmap
+    for offsets in (bitmap, absent):
         offsets.add(end)  # a sentinel, at which every search ends
     start = bitmap.min()
     while start < end:
-        after = others.next_set_bit(start)
+        after = absent.next_set_bit(start)
         yield start, after
         start = bitmap.next_set_bit(after)
 
@@ -65,8 +65,8 @@ def offsets_within(spans: Spans, records: OffsetSets) -> dict[TopicPartition, Bi
 
 def spans_with_records(spans: Spans, records: OffsetSets) -> Spans:
     """Return only the spans that contain at least one of the record offsets."""
-    kept = {tp: tuple(s for s in parts if records[tp].range_cardinality(*s)) for tp, parts in spans.items()}
-    return {tp: parts for tp, parts in kept.items() if parts}
+    filled = {tp: tuple(s for s in parts if records[tp].range_cardinality(*s)) for tp, parts in spans.items()}
+    return {tp: parts for tp, parts in filled.items() if parts}
 
 
 def count_offsets(spans: Spans) -> int:
@@ -100,18 +100,18 @@ def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
 
 def covered_offsets(spans: Iterable[Span]) -> BitMap64:
     """Return all offsets of the spans. No span may be empty."""
-    whole = BitMap64()
+    bitmap = BitMap64()
     for start, end in spans:
-        whole.add_range(start, end)
-    return whole
+        bitmap.add_range(start, end)
+    return bitmap
 
 
 def union_offsets(offset_sets: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
-    whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
+    union: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in offset_sets:
         for tp, offsets in each.items():
-            whole[tp] |= offsets
-    return dict(whole)
+            union[tp] |= offsets
+    return dict(union)
 
 
 def spans_overlap(first: Spans, second: Spans) -> bool:

@@ -30,8 +30,8 @@ class OffsetTally:
         values = np.sort(np.asarray(offsets, dtype=np.uint64))
         steps = np.diff(values)
         piece = _to_bitmap(values, np.flatnonzero(steps != 1) + 1)
-        if again := values[1:][steps == 0].tolist():
-            self.repeated |= BitMap64(again)
+        if repeated := values[1:][steps == 0].tolist():
+            self.repeated |= BitMap64(repeated)
         self.repeated |= self.seen & piece
         self.seen |= piece
         self.rows += len(values)
@@ -60,11 +60,11 @@ def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
     """Return the sum of the tallies. An offset that is in two tallies counts as repeated."""
-    whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    merged: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():
-            whole[tp].merge(tally)
-    return dict(whole)
+            merged[tp].merge(tally)
+    return dict(merged)
 
 
 def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[Span]:
@@ -77,9 +77,9 @@ def _to_bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) ->
     """Build a bitmap from sorted offsets, and from the indexes at which new runs start."""
     if len(breaks) * MIN_OFFSETS_PER_RANGE > len(values):
         return BitMap64(values)
-    whole = BitMap64()
+    bitmap = BitMap64()
     if len(values):
         firsts, lasts = values[[0, *breaks]].tolist(), values[[*(breaks - 1), -1]].tolist()
         for first, last in zip(firsts, lasts, strict=True):
-            whole.add_range(first, last + 1)
-    return whole
+            bitmap.add_range(first, last + 1)
+    return bitmap

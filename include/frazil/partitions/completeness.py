@@ -121,8 +121,8 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
 def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
     """Return the time up to which windows are complete; None while a stream's watermark is unknown."""
     ends = [feed.complete_until_us for feed in feeds]
-    known = [end for end in ends if end is not None]
-    return min(known) if known and len(known) == len(ends) else None
+    known_ends = [end for end in ends if end is not None]
+    return min(known_ends) if known_ends and len(known_ends) == len(ends) else None
 
 
 def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
@@ -166,8 +166,8 @@ def watermark_us(
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
         return previous_us
-    known = [max_event_times_us[tp] for tp in active or partitions if tp in max_event_times_us]
-    candidate = min(known) if active else max(known, default=None)
+    times = [max_event_times_us[tp] for tp in active or partitions if tp in max_event_times_us]
+    candidate = min(times) if active else max(times, default=None)
     return max((us for us in (candidate, previous_us) if us is not None), default=None)
 
 
@@ -206,5 +206,5 @@ class Alignment:
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
             return False
-        known = [us for us in (watermark_us, newest_us) if us is not None]
-        return not known or start_us <= max(known) + MAX_AHEAD_US
+        times = [us for us in (watermark_us, newest_us) if us is not None]
+        return not times or start_us <= max(times) + MAX_AHEAD_US

@@ -84,11 +84,11 @@ def _count_files(
     counts: Counter[int] = Counter()
     unclear = []
     for task in tasks:
-        known = _count_from_entry(task, field, grain)
-        if known is None:
+        from_entry = _count_from_entry(task, field, grain)
+        if from_entry is None:
             unclear.append(task)
         else:
-            counts.update(known)
+            counts.update(from_entry)
     if unclear:
         reader = ArrowScan(table.metadata, table.io, table.schema().select(field.name), within)
         for batch in reader.to_record_batches(unclear):

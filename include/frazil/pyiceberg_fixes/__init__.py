@@ -97,13 +97,13 @@ _readers: dict[tuple[Any, ...], tuple[Schema, Schema, Reader]] = {}
 """Readers, and their schemas: a kept schema keeps its `id()`."""
 
 
-def _resolve_once(file: Schema, wanted: Schema, types: dict[int, Any], enums: dict[int, Any]) -> Reader:
-    key = (id(file), id(wanted), *types.items(), *enums.items())
-    if (kept := _readers.get(key)) is None:
+def _resolve_once(file: Schema, requested: Schema, types: dict[int, Any], enums: dict[int, Any]) -> Reader:
+    key = (id(file), id(requested), *types.items(), *enums.items())
+    if (cached := _readers.get(key)) is None:
         if len(_readers) >= MAX_AVRO_SCHEMAS:
             _readers.clear()
-        kept = _readers[key] = file, wanted, resolve_reader(file, wanted, types, enums)
-    return kept[2]
+        cached = _readers[key] = file, requested, resolve_reader(file, requested, types, enums)
+    return cached[2]
 
 
 AvroFileHeader.get_schema = _get_schema  # type: ignore[method-assign]
@@ -140,12 +140,12 @@ def file_key(file: DataFile) -> str:
     return file.file_path if data_file is None else f"{file.file_path}#{data_file}"
 
 
-def next_row_id(metadata: TableMetadata, before: Snapshot | None = None) -> int | None:
-    """Return the id of the next snapshot's first row, or after the snapshot `before`; None below format version 3."""
+def next_row_id(metadata: TableMetadata, parent: Snapshot | None = None) -> int | None:
+    """Return the id of the next snapshot's first row, or after the snapshot `parent`; None below format version 3."""
     if metadata.format_version < 3:
         return None
-    if before is not None:
-        return (before.first_row_id or 0) + (before.added_rows or 0)
+    if parent is not None:
+        return (parent.first_row_id or 0) + (parent.added_rows or 0)
     return getattr(metadata, "next_row_id", None) or 0
 
 
@@ -182,8 +182,8 @@ _keep_manifest = _ManifestCache.get_or_cache
 
 def _keep_latest(self: _ManifestCache, manifest_file: ManifestFile) -> ManifestFile:
     """Return the cached manifest, unless it was cached before an upgrade to version 3 and has no row id."""
-    kept = _keep_manifest(self, manifest_file)
-    return kept if first_row_id(kept) == first_row_id(manifest_file) else manifest_file
+    retained = _keep_manifest(self, manifest_file)
+    return retained if first_row_id(retained) == first_row_id(manifest_file) else manifest_file
 
 
 _ManifestCache.get_or_cache = _keep_latest  # type: ignore[method-assign]

@@ -67,8 +67,8 @@ def write_pages(request: GateRequest, result: GateResult, evaluated_at: datetime
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    before = file.read_text().splitlines() if file.exists() else []
-    lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
+    earlier = file.read_text().splitlines() if file.exists() else []
+    lines = [*earlier, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     replace_text(file, "\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 

@@ -173,25 +173,25 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
     command = [sys.executable, "-P", "-m", "frazil.quality", str(timeout_s)]
     lines = "\n".join(request.to_json() for request in requests)
     try:
-        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise FrazilError(
             f"{where} did not finish within {timeout_s:.0f} s and was killed; allow more time, or reduce the suite "
             f"{requests[0].suite}"
         ) from error
-    return _parse_results(done, where)
+    return _parse_results(process, where)
 
 
-def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
+def _parse_results(process: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
+    lines = process.stdout.splitlines()
+    if process.returncode == 0:
         return tuple(decode(line, GateResult) for line in lines)
     try:
         error = json.loads(lines[-1])
         kind, message = error["error"], error["message"]
     except (IndexError, KeyError, ValueError):
         raise FrazilError(
-            f"{where} ended with exit code {done.returncode} and no result; its last output: "
-            f"{done.stderr[-MAX_LOG_CHARACTERS:].strip() or 'none'}"
+            f"{where} ended with exit code {process.returncode} and no result; its last output: "
+            f"{process.stderr[-MAX_LOG_CHARACTERS:].strip() or 'none'}"
         ) from None
     raise getattr(errors, kind)(message)

@@ -44,8 +44,8 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not validation.success:
         unmet = [_expectation_of_result(result) for result in validation.results if not result.success]
-        again = batch.validate(_build_suite(suite, unmet), result_format="BASIC")
-        validation.results = [*(result for result in validation.results if result.success), *again.results]
+        second = batch.validate(_build_suite(suite, unmet), result_format="BASIC")
+        validation.results = [*(result for result in validation.results if result.success), *second.results]
     for result in validation.results:
         result.result = to_plain(result.result)
     failures = (describe_failure(result) for result in validation.results if not result.success)

@@ -59,10 +59,10 @@ class Session(requests.Session):
 
 
 def create_session() -> Session:
-    made = Session()
+    session = Session()
     for scheme in ("http://", "https://"):
-        made.mount(scheme, _Adapter())
-    return made
+        session.mount(scheme, _Adapter())
+    return session
 
 
 class _TimeLimit:

@@ -119,15 +119,15 @@ class SchemaRegistry:
     def id_of(self, guid: bytes) -> int:
         """Return an id for which `get` returns the schema of this GUID. The last `MAX_CACHED_GUIDS` ids are kept."""
         with self._lock:
-            made = self._guids.get(guid, 0)
-            while made == 0 or self._guid_of.setdefault(made, guid) != guid:
-                made = -1 - secrets.randbits(31)  # unpredictable, so that no writer can frame a record with it
-            self._guids[guid] = made
+            schema_id = self._guids.get(guid, 0)
+            while schema_id == 0 or self._guid_of.setdefault(schema_id, guid) != guid:
+                schema_id = -1 - secrets.randbits(31)  # unpredictable, so that no writer can frame a record with it
+            self._guids[guid] = schema_id
             self._guids.move_to_end(guid)
-            self._guid_of.move_to_end(made)
+            self._guid_of.move_to_end(schema_id)
             _evict_oldest(self._guids, MAX_CACHED_GUIDS)
             _evict_oldest(self._guid_of, MAX_CACHED_GUIDS)
-            return made
+            return schema_id
 
     def newest(self, subject: str) -> SchemaText | None:
         """Fetch a subject's newest version, bypassing the cache; None if missing. Raises the errors of `get`."""
@@ -151,8 +151,8 @@ class SchemaRegistry:
             _evict_oldest(self._known, MAX_CACHED_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
-        known = self._guid_of.get(schema_id)
-        guid = known and str(UUID(bytes=known))
+        guid_bytes = self._guid_of.get(schema_id)
+        guid = guid_bytes and str(UUID(bytes=guid_bytes))
         if schema_id <= 0 and guid is None:
             return UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/guids/{guid}" if guid else f"/schemas/ids/{schema_id}")
@@ -195,8 +195,8 @@ class SchemaRegistry:
 
     def _fetch_reference(self, key: tuple[str, int], deadline: float) -> Mapping[str, Any]:
         """Fetch a schema, even a deleted one, and keep it for later attempts."""
-        if (kept := self._referred.get(key)) is not None:
-            return kept
+        if (cached := self._referred.get(key)) is not None:
+            return cached
         if time.monotonic() >= deadline:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable_error(
@@ -217,9 +217,9 @@ class SchemaRegistry:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
-            left = max(0.05, deadline - time.monotonic())
+            left_s = max(0.05, deadline - time.monotonic())
             try:
-                response = bounded_http.get(self._session, self._url + path, timeout_s=left)
+                response = bounded_http.get(self._session, self._url + path, timeout_s=left_s)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
                 raise self._unavailable_error(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
@@ -271,9 +271,9 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
-    while len(kept) > limit:
-        kept.popitem(last=False)
+def _evict_oldest(cache: OrderedDict[Any, Any], limit: int) -> None:
+    while len(cache) > limit:
+        cache.popitem(last=False)
 
 
 _registries: dict[str, SchemaRegistry] = {}

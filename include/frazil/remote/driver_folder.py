@@ -109,9 +109,9 @@ class DriverFolder:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
 
     def delete_all_but(self, driver: str) -> None:
-        kept = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
+        prefixes = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
         files = [file.path for file in self.store.list_files(self.folder)]
-        self.store.delete(path for path in files if not path.startswith(kept))
+        self.store.delete(path for path in files if not path.startswith(prefixes))
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         """Read an object. Ignores fields that a later version added."""

@@ -65,9 +65,9 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
             f"stream {spec.name}: a driver in a cluster cannot use the embedded catalog, which is a file on this host: "
             "configure a catalog that all hosts can reach"
         )
-    known = load_stream_table(spec)
-    check_own_table(spec, known)
-    if known is None:
+    stream_table = load_stream_table(spec)
+    check_own_table(spec, stream_table)
+    if stream_table is None:
         # A mistyped topic must not leave an empty table behind.
         settings = resolve_kafka_properties(spec, os.environ)
         with KafkaAdmin(settings, spec.source.reads, stream=spec.name) as kafka:
@@ -122,6 +122,6 @@ def _driver_variables(
     """Return the driver's variables: only those that the stream references on Kubernetes, where users can read them."""
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
-        named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}
-        return {name: os.environ[name] for name in named if os.environ.get(name)}
+        names = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}
+        return {name: os.environ[name] for name in names if os.environ.get(name)}
     return build_driver_environment(os.environ, referenced=referenced, catalog=catalog, properties=properties)

@@ -189,7 +189,7 @@ def run_spark_submit(
         file.touch(mode=0o600)
         file.write_text(format_properties(build_submit_properties(driver)))
         try:
-            done = run(
+            process = run(
                 (str(home / "bin/spark-submit"), "--properties-file", str(file), driver.program, *driver.arguments),
                 env={**os.environ, "SPARK_HOME": str(home)},  # else spark-submit uses the first Python on PATH
                 stdin=subprocess.DEVNULL,
@@ -200,8 +200,8 @@ def run_spark_submit(
             )
         except subprocess.TimeoutExpired:
             raise ApiUnavailable(f"spark-submit did not end within {SUBMIT_TIMEOUT_S:.0f} s") from None
-    output = f"{done.stdout}\n{done.stderr}"
-    if done.returncode:
+    output = f"{process.stdout}\n{process.stderr}"
+    if process.returncode:
         problem = next((line for line in output.splitlines() if "Exception" in line or "Error" in line), output.strip())
-        raise SubmitFailed(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}", output)
+        raise SubmitFailed(f"spark-submit ended with exit code {process.returncode}: {problem.strip()[-500:]}", output)
     return output

@@ -81,13 +81,13 @@ class Assessment:
     @property
     def cursor(self) -> Cursor | None:
         """The cursor after this decision; the existing cursor if the decision has none."""
-        made, before = self.decision, self.signals.cursor
+        decision, current = self.decision, self.signals.cursor
         head = head_of(self.table.metadata)
-        if made.from_us is None or made.through_us is None or head is None:
-            return before
-        held = before.held if before and before.grain is self.grain else frozenset()
+        if decision.from_us is None or decision.through_us is None or head is None:
+            return current
+        held_us = current.held if current and current.grain is self.grain else frozenset()
         uuid = str(self.table.metadata.table_uuid)
-        return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
+        return Cursor(self.grain, decision.from_us, decision.through_us, head.sequence_number or 0, held_us, uuid)
 
     def describe_delay(self) -> str:
         """Return why waiting DAGs have no event for complete windows; "" if the next check may still send the event."""
@@ -282,10 +282,10 @@ def _trusted_feed(spec: StreamSpec, marker: Marker, waiting_us: int | None = Non
 
 
 def signal_windows(
-    catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
+    catalog: Catalog, *assessments: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
     """Append the windows to `frazil.signals`. Returns an empty tuple if another process was faster."""
-    appends = [append for each in seen if (append := _append(each, clock_ms=clock_ms, gates=gates)) is not None]
+    appends = [append for each in assessments if (append := _append(each, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
     return tuple(signal for append in appends for signal in append.signals)
@@ -321,18 +321,18 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
         for window in windows
         for gate in [gate_results.get(window, GateOutcome(passed=True))]
     ]
-    held = (cursor.held - {s.start_us for s in signals}) | {s.start_us for s in signals if not s.sent}
-    moved = dataclasses.replace(cursor, held=held)
+    held_us = (cursor.held - {s.start_us for s in signals}) | {s.start_us for s in signals if not s.sent}
+    moved = dataclasses.replace(cursor, held=held_us)
     return Append(seen.signals, signals, moved)
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
     """Return the next revision of each reopened window. If the last revision was not sent, it is used again."""
-    again = seen.decision.again
-    if not again:
+    reopened = seen.decision.again
+    if not reopened:
         return {}
-    last = seen.signals.newest(from_us=min(again).start_us, to_us=max(again).end_us)
-    return {w: last[w].revision + last[w].sent for w in again if w in last}
+    last = seen.signals.newest(from_us=min(reopened).start_us, to_us=max(reopened).end_us)
+    return {w: last[w].revision + last[w].sent for w in reopened if w in last}
 
 
 def _count_rejected(seen: Assessment) -> int:
@@ -349,11 +349,11 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
     while True:
         signals = TableSignals.load(catalog, table)
         cursor = signals.cursor
-        held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
+        signal = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
         with translate_catalog_errors(catalog.name):
             reloaded = catalog.load_table(table)
         head = head_of(reloaded.metadata)
-        if cursor is None or held is None or held.sent or head is None:
+        if cursor is None or signal is None or signal.sent or head is None:
             raise SpecError(
                 f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held windows"
             )
@@ -361,7 +361,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
             raise CommitUnavailable(_behind_message(table))
         rows = count_rows(reloaded, [window], column=spec.event_time.column, snapshot_id=head.snapshot_id)
         freed = dataclasses.replace(
-            held,
+            signal,
             state=SignalState.RELEASED,
             rows=rows[window],
             snapshot_id=head.snapshot_id,
@@ -389,12 +389,12 @@ def resend_signals(
                 f"cannot send windows of {table} again that were never signalled: {', '.join(missing)}. "
                 + (f"For {min(windows)}, {reason}" if reason else remedy)
             )
-        again = [
+        resent = [
             dataclasses.replace(newest[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
             for w in sorted(windows)
         ]
-        if append_signals(catalog, Append(signals, again, signals.cursor), clock_ms=clock_ms):
-            return tuple(again)
+        if append_signals(catalog, Append(signals, resent, signals.cursor), clock_ms=clock_ms):
+            return tuple(resent)
 
 
 @dataclass(frozen=True)
@@ -450,8 +450,8 @@ def _find_routed_feed(spec: RoutedStream, marker: Marker, decided: DefaultTableP
         return feed
     problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
     commits = commit_records(decided.table.metadata, stream)
-    before = (snapshot for snapshot, path in commits if (key := parse_key(path)) is not None and key < first)
-    watermark_ms = summary_value(next(before, None), "frazil.watermark-ms")
+    earlier = (snapshot for snapshot, path in commits if (key := parse_key(path)) is not None and key < first)
+    watermark_ms = summary_value(next(earlier, None), "frazil.watermark-ms")
     before_us = int(watermark_ms) * 1000 if watermark_ms else None
     return Feed(stream, before_us, feed.lateness_us, problem=None if before_us is not None else problem)
 
@@ -468,22 +468,22 @@ class WindowStatus:
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     """Return the status of an hour, or of a day with its hours. Raises the errors of `assess_table`."""
     table = specs[0].table.identifier
-    wanted = _parse_window(key, specs[0])
-    seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
-    if seen is None:
+    window = _parse_window(key, specs[0])
+    assessment = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
+    if assessment is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
-    cursor = seen.signals.cursor
-    if reason := never_signalled_text(wanted, cursor):
+    cursor = assessment.signals.cursor
+    if reason := never_signalled_text(window, cursor):
         return WindowStatus((), f"{key} of {table}: {reason} (`complete-from`)", never=True)
-    windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
-    newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
+    windows = tuple(windows_between(assessment.grain, window.start_us, window.end_us))
+    newest = assessment.signals.newest(from_us=window.start_us, to_us=window.end_us)
     unsent = [w for w in windows if w not in newest or not newest[w].sent]
     if not unsent:
         return WindowStatus(tuple(newest[w] for w in windows), "")
     first, last = unsent[0], newest.get(unsent[0])
     if last is not None:
         return WindowStatus((), f"{first} is held by its quality gate: {last.note}")
-    return WindowStatus((), f"{first} waits: {waiting_text(seen.feeds, first)}")
+    return WindowStatus((), f"{first} waits: {waiting_text(assessment.feeds, first)}")
 
 
 def _parse_window(key: str, spec: StreamSpec) -> Window:

@@ -177,12 +177,10 @@ class TableSignals:
     def members(self) -> list[TableSignals]:
         if self.signals_table is None or VALUE_PLACEHOLDER not in self.table:
             return [self]
-        before, _, after = self.table.partition(VALUE_PLACEHOLDER)
-        prefix = CURSOR_PROPERTY_PREFIX + before
+        start, _, end = self.table.partition(VALUE_PLACEHOLDER)
+        prefix = CURSOR_PROPERTY_PREFIX + start
         # Only these are read, so that an unreadable cursor of another table does not matter.
-        properties = (
-            name for name in self.signals_table.properties if name.startswith(prefix) and name.endswith(after)
-        )
+        properties = (name for name in self.signals_table.properties if name.startswith(prefix) and name.endswith(end))
         names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in properties]
         return [self.for_table(name) for name in names if _read_group(self.signals_table, name)[0] == self.table]
 
@@ -230,10 +228,10 @@ class TableSignals:
         if self.signals_table is None:
             return ()
         prefix, is_template, _ = self.table.partition(VALUE_PLACEHOLDER)
-        named: BooleanExpression = EqualTo(term="table", value=self.table)
+        tables: BooleanExpression = EqualTo(term="table", value=self.table)
         if is_template:
-            named = StartsWith(term="table", value=prefix)
-        signals = map(signal_from_row, self.signals_table.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
+            tables = StartsWith(term="table", value=prefix)
+        signals = map(signal_from_row, self.signals_table.scan(row_filter=And(tables, rows)).to_arrow().to_pylist())
         since = {member.table: member.since if is_template else 0 for member in self.members()}
         selected = (s for s in signals if s.table in since and s.number > since[s.table])
         return tuple(sorted(selected, key=lambda s: s.number))
@@ -255,8 +253,8 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     """Append signals and move the cursors in one commit. Returns False, without a commit, if a cursor has changed."""
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)
-    seen, *_ = (append.seen for append in appends)
-    shared = None if seen.group is None else seen.for_table(seen.group).number
+    signals, *_ = (append.seen for append in appends)
+    shared = None if signals.group is None else signals.for_table(signals.group).number
     first = max([shared or 0, *(append.seen.number for append in appends)]) + 1
     numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(chain(*(a.signals for a in appends)), first)]
     last = {append.seen.table: append.seen.number for append in appends} | {s.table: s.number for s in numbered}
@@ -265,18 +263,18 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     writer, summary = SnapshotWriter(files), dict[str, str]()
     if numbered:
         start_us = min(signal.start_us for signal in numbered)
-        summary = {TABLE_KEY: seen.group or seen.table, FROM_KEY: str(start_us), "frazil.number": str(first)}
+        summary = {TABLE_KEY: signals.group or signals.table, FROM_KEY: str(start_us), "frazil.number": str(first)}
 
     def propose(table: Table) -> Done[bool] | Change[bool]:
         if any(_read_cursor(table, a.seen.table) != (a.seen.cursor, a.seen.number) for a in appends):
             return Done(False)
-        if seen.group is not None and _read_cursor(table, seen.group)[1] != shared:
+        if signals.group is not None and _read_cursor(table, signals.group)[1] != shared:
             return Done(False)
         prepared = writer.prepare(table, summary=summary, now_ms=clock_ms)
         texts = {a.seen.table: _cursor_text(a, last[a.seen.table], token) for a in appends}
-        if seen.group is not None:
+        if signals.group is not None:
             number = first - 1 + len(numbered)
-            texts[seen.group] = json.dumps({"format": FORMAT_VERSION, "number": number, "token": token})
+            texts[signals.group] = json.dumps({"format": FORMAT_VERSION, "number": number, "token": token})
         properties = {CURSOR_PROPERTY_PREFIX + name: text for name, text in texts.items()}
         moved = SetPropertiesUpdate(updates=properties)
         return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
@@ -301,9 +299,9 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
             )
         if VALUE_PLACEHOLDER in table:
             return None, raw["number"]
-        held = frozenset(raw["held-us"])
+        held_us = frozenset(raw["held-us"])
         span, uuid = (raw["from-us"], raw["through-us"]), raw.get("table-uuid")
-        return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
+        return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held_us, uuid), raw["number"]
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
             f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): it "

@@ -79,9 +79,9 @@ def create_archive(path: Path, run: Callable[[list[str]], None]) -> Path:
 def _run_spark(options: list[str]) -> None:
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     command = [sys.executable, "-c", _ARCHIVE_PROGRAM, " ".join([LEAN_OPTIONS, *options])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(process.stderr[-2000:])
 
 
 if __name__ == "__main__":

@@ -232,12 +232,12 @@ class _Progress:
 
     def update(self) -> None:
         files = [f for f in self._cache.rglob("*") if f.suffix in {".jar", ".gz", ".part"}]
-        done = sum(f.suffix != ".part" for f in files)
+        downloaded = sum(f.suffix != ".part" for f in files)
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
-        line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
+        line = f"  {min(downloaded, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
         if self._terminal and line != self._last:
             _write_to_stderr(f"\r{line}\033[K")
-        elif done // 10 != (int(self._last.split(maxsplit=1)[0]) if self._last else 0) // 10:
+        elif downloaded // 10 != (int(self._last.split(maxsplit=1)[0]) if self._last else 0) // 10:
             _write_to_stderr(f"{line}\n")
         self._last = line
 
@@ -262,8 +262,8 @@ def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModu
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
             folder = Path(temporary) / name
-            wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
-            download_jars(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
+            coordinates = [MavenCoordinates.parse(text) for text in roots.coordinates]
+            download_jars(coordinates, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
             files = [path for path in folder.rglob("*") if path.is_file()]
             jars = sorted(LockedJar(MavenCoordinates.from_path(f), f.stat().st_size, _sha256(f)) for f in files)
             written += ["", f'["{name}"]', "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
@@ -271,7 +271,7 @@ def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModu
 
 
 def download_jars(
-    wanted: Sequence[MavenCoordinates],
+    coordinates: Sequence[MavenCoordinates],
     *,
     to: Path,
     cache: Path,
@@ -285,7 +285,7 @@ def download_jars(
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
     descriptor = cache / f"ivy-{os.getpid()}.xml"
-    descriptor.write_text(_ivy_descriptor(wanted, transitive=transitive))
+    descriptor.write_text(_ivy_descriptor(coordinates, transitive=transitive))
     command = _ivy_command(descriptor, to=to, cache=cache, transitive=transitive)
     try:
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
@@ -323,11 +323,11 @@ def _ivy_command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -
     ]
 
 
-def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
+def _ivy_descriptor(coordinates: Sequence[MavenCoordinates], *, transitive: bool) -> str:
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
         f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact_element(c)}</dependency>'
-        for c in wanted
+        for c in coordinates
     )
     return (
         '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/extra">\n'
@@ -337,13 +337,11 @@ def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> 
     )
 
 
-def _artifact_element(wanted: MavenCoordinates) -> str:
-    if not wanted.classifier:
+def _artifact_element(jar: MavenCoordinates) -> str:
+    if not jar.classifier:
         return ""
-    kind = quoteattr(wanted.extension)
-    return (
-        f"<artifact name={quoteattr(wanted.name)} type={kind} ext={kind} m:classifier={quoteattr(wanted.classifier)}/>"
-    )
+    kind = quoteattr(jar.extension)
+    return f"<artifact name={quoteattr(jar.name)} type={kind} ext={kind} m:classifier={quoteattr(jar.classifier)}/>"
 
 
 def _failure_message(log: Path) -> str:

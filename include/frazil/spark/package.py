@@ -51,14 +51,14 @@ SMOKE_TEST = (
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
     """Write the archive atomically, and report each step to `say`. Raises MissingExtra and EnvironmentUnusable."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
-        root = Path(made) / "root"
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as scratch:
+        root = Path(scratch) / "root"
         python = _copy_python(root)
         _copy_packages(root, find_packages([*storages, *find_installed(OTHER_EXTRAS)]))
         say("copied Python and packages; compiling the record decoders")
         _compile_and_check(root, python)
         say("packing")
-        temporary = Path(made) / target.name
+        temporary = Path(scratch) / target.name
         with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
             archive.add(root, arcname=".", filter=_make_root_owner)
         temporary.replace(target)
@@ -118,22 +118,22 @@ def find_packages(extras: Iterable[str]) -> list[str]:
     from packaging.requirements import Requirement  # of the extra `spark`
 
     queue = [(Requirement(root), root) for root in ("frazil", *(f"frazil[{extra}]" for extra in extras))]
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     while queue:
-        wanted, root = queue.pop()
-        name = wanted.name.lower().replace("_", "-")
-        new = {(name, extra) for extra in ("", *wanted.extras)} - seen
+        requirement, root = queue.pop()
+        name = requirement.name.lower().replace("_", "-")
+        new = {(name, extra) for extra in ("", *requirement.extras)} - visited
         try:
             needs = distribution(name).requires or () if new else ()
         except PackageNotFoundError:
             problem = f"the Python package {name}, which executors need, is not installed: pip install '{root}'"
             raise MissingExtra(problem, name=name) from None
-        seen |= new
+        visited |= new
         for _, extra in new:
             for need in map(Requirement, needs):
                 if need.marker is None or need.marker.evaluate({"extra": extra}):
                     queue.append((need, root))
-    return sorted({name for name, _ in seen} - {"frazil"})
+    return sorted({name for name, _ in visited} - {"frazil"})
 
 
 def _compile_and_check(root: Path, python: Path) -> None:
@@ -144,9 +144,9 @@ def _compile_and_check(root: Path, python: Path) -> None:
     archives = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
     environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(archives), "HOME": str(root.parent)}
     for arguments in (["-m", "frazil.ingest.precompile"], ["-c", SMOKE_TEST]):
-        done = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode or "Traceback" in done.stderr:
-            raise EnvironmentUnusable(f"the created package cannot stage records: {done.stderr[-2000:]}")
+        process = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=False)
+        if process.returncode or "Traceback" in process.stderr:
+            raise EnvironmentUnusable(f"the created package cannot stage records: {process.stderr[-2000:]}")
 
 
 def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

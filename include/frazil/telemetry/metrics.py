@@ -42,12 +42,12 @@ class Metric:
         return "_".join([*parts, *(["total"] if self.type is MetricType.COUNTER else [])])
 
 
-def _counter(name: str, unit: str, description: str, *more: str) -> Metric:
-    return Metric(f"frazil.{name}", MetricType.COUNTER, unit, description, (*STREAM, *more))
+def _counter(name: str, unit: str, description: str, *labels: str) -> Metric:
+    return Metric(f"frazil.{name}", MetricType.COUNTER, unit, description, (*STREAM, *labels))
 
 
-def _gauge(name: str, unit: str, description: str, *more: str) -> Metric:
-    return Metric(f"frazil.{name}", MetricType.GAUGE, unit, description, (*STREAM, *more))
+def _gauge(name: str, unit: str, description: str, *labels: str) -> Metric:
+    return Metric(f"frazil.{name}", MetricType.GAUGE, unit, description, (*STREAM, *labels))
 
 
 def _histogram(name: str, description: str) -> Metric:
@@ -129,10 +129,10 @@ class MetricValues:
     """Functions called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:
+    def add(self, metric: Metric, labels: Labels, increment: float = 1) -> None:
         with self._lock:
             series = self.values[metric]
-            series[labels] = series.get(labels, 0) + more
+            series[labels] = series.get(labels, 0) + increment
 
     def set(self, metric: Metric, labels: Labels, value: float) -> None:
         with self._lock:

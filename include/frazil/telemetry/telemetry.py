@@ -51,9 +51,9 @@ def _format_samples(meters: MetricValues, metric: Metric) -> Iterator[str]:
         yield f"{name}_count{_format_labels(metric, labels)} {below}"
 
 
-def _format_labels(metric: Metric, values: Labels, **more: str) -> str:
-    named = [*zip(metric.labels, values, strict=False), *more.items()]
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in named) + "}"
+def _format_labels(metric: Metric, values: Labels, **extra: str) -> str:
+    pairs = [*zip(metric.labels, values, strict=False), *extra.items()]
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in pairs) + "}"
 
 
 def _escape(value: str) -> str:
