@@ -160,7 +160,7 @@ class WriterApplication:
         return host
 
     def _check_stream(self, name: str, host: HostedState) -> SupervisionStep | None:
-        """Take the stream's due action. Returns None while another process runs the stream."""
+        """Carry out the stream's due action. Returns None while another process runs the stream."""
         if (other := host.launcher.find_launch_elsewhere()) is not None:
             if other.kind is LaunchKind.SUPERVISED:  # a foreground writer runs until its user stops it
                 host.launcher.stop_writer_elsewhere()
@@ -229,7 +229,7 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return the last progress of any writer. Without progress, the supervisor kills the application."""
+        """Return when a writer last made progress. Without progress, the supervisor kills the application."""
         heartbeats = [host.launcher.observe().heartbeat for host in self.hosted.values() if host.launcher.is_running]
         return max(
             (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
@@ -274,7 +274,7 @@ class DeclaredStreams:
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return a declaration with a problem: no writer starts, and a running writer continues."""
+        """Return a declaration whose problem keeps a new writer from starting. A running writer continues."""
         previous = self.declared.get(name)
         paths = " and ".join(str(file.path) for file in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"

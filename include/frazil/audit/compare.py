@@ -180,7 +180,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
-    """Report rows without a commit record. Older rows than the first commit record count as not compared."""
+    """Report rows without a commit record. Rows older than the first commit record count as not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     unclaimed_rows = e.rows.seen & offset_bitmap(0, begin)
@@ -195,7 +195,7 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """A table of rows or dead letters, with its number of records according to commit records."""
+    """One table of rows or dead letters, and the number of its records according to commit records."""
 
     evidence: Evidence
     name: str

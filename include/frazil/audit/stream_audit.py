@@ -76,9 +76,9 @@ class _AuditRun:
     """Whether frazil signals complete windows of the table."""
 
     def evidence(
-        self, claimed: Claims, every: Claims | None = None
+        self, claimed: Claims, all_claims: Claims | None = None
     ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return evidence and findings. `every` has the claims of all times, which recreated topics need."""
+        """Return evidence and findings. `all_claims` has the claims of all times, which recreated topics need."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
         on_main = RowSelection(topics, within)
@@ -86,7 +86,7 @@ class _AuditRun:
         has_route = self.marker.routed is not None
         replays = PublishedReplays.load(self.tables, self.table) if has_route else PublishedReplays()
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
-        stream, names = (self.tables, self.marker, every or claimed), self.candidate_names
+        stream, names = (self.tables, self.marker, all_claims or claimed), self.candidate_names
         routed = read_routed_rows(*stream, within=within, replays=replays, candidate_names=names)
         found = gather_evidence(
             self.marker,
@@ -100,8 +100,8 @@ class _AuditRun:
             former_dead_letters=former_dead_letters,
             reset_times=reset_times(self.table.metadata, self.marker.stream),
         )
-        if every:
-            found = with_other_claims(found, every, claimed)
+        if all_claims:
+            found = with_other_claims(found, all_claims, claimed)
         if not routed:
             return found, notes
         default_rows = self.tables.main.identifier, default
@@ -204,12 +204,12 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
                 run, claimed, (), (*faults, *_compare_without_coordinates(run, claimed, declared=coordinates))
             )
         recreated = window is not None and _has_recreated_topic(run, claimed)
-        every = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
-        evidence, notes = run.evidence(claimed, every)
-        is_overtaken = attempt < MAX_READ_ATTEMPTS and _has_newer_rows_at_former_offsets(run, every or claimed)
+        all_claims = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
+        evidence, notes = run.evidence(claimed, all_claims)
+        is_overtaken = attempt < MAX_READ_ATTEMPTS and _has_newer_rows_at_former_offsets(run, all_claims or claimed)
         if not (is_overtaken or _has_new_replay(run)):
             break
-    if every is None:
+    if all_claims is None:
         evidence = _add_other_claims(run, claimed, evidence, compare_partition)
     repeats = None
     if drops_repeats:

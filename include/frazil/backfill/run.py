@@ -151,7 +151,7 @@ class Backfill:
         return self._build_plan(self._find_missing(requested, present), requested, identity)
 
     def _find_missing(self, requested: Spans, offset_sets: Sequence[OffsetSets]) -> Spans:
-        """Return the wanted offsets that are not held. A replay's spans include offsets that no copied record has."""
+        """Return the requested offsets that no set has. A replay's spans include offsets that no copied record has."""
         present = union_offsets(offset_sets)
         if self.request.dead_letters:
             copied = self.source.records(requested)

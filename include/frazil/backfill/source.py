@@ -52,7 +52,7 @@ def requested_spans(start: Offsets, end: Offsets, *, first: Offsets, live: Offse
 
 
 def missing_spans(requested: Spans, held: OffsetSets) -> Spans:
-    """Return the wanted offsets that are not in `held`, merged into as few spans as possible."""
+    """Return the requested offsets that are not in `held`, merged into as few spans as possible."""
     missing = {
         tp: tuple(piece for span in spans for piece in iter_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span))
         for tp, spans in requested.items()

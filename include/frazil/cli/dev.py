@@ -119,7 +119,7 @@ def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, outp
 @dev.command()
 @json_option
 def down(*, as_json: bool) -> None:
-    """Stop all servers that `frazil dev up` started. Their data stay; running writers are left alone.
+    """Stop all servers that `frazil dev up` started. Their data is kept. Running writers are not stopped.
 
     \b
     Example:

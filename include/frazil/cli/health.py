@@ -285,7 +285,7 @@ def _print_tables(reports: Sequence[TableReport], stream_rules: Mapping[str, Seq
 
 
 def _group_readings(reports: Sequence[TableReport]) -> list[str]:
-    """Return a sentence for each reading; for a rule of many tables, the worst one's and the other tables' names."""
+    """Return a sentence for each reading. Many readings of one rule share a sentence: the worst table's."""
     by_rule: dict[str, list[tuple[float, str, str]]] = {}
     for report in reports:
         for reading in report.beyond:

@@ -45,7 +45,7 @@ def find_lagging_tables(
     waiting: Mapping[Target, list[Journal]] | None = None,
     explain: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
-    """Return the routed tables without all rows of `waiting` batches (default: of all batches), sorted by name."""
+    """Return the routed tables that are missing rows of `waiting` batches (default: of any batch), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 

@@ -123,7 +123,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamp_to_available(requested: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Limit the wanted offsets to Kafka's range. Other partitions begin at their first offset."""
+    """Limit the requested offsets to Kafka's range. Other partitions begin at their first offset."""
     limits = ((tp, first, available.end.get(tp, first)) for tp, first in available.first.items())
     return {tp: min(max(requested.get(tp, first), first), end) for tp, first, end in limits}
 

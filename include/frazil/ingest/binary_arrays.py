@@ -25,11 +25,11 @@ def copy_values(data: Octets, starts: Numbers, lengths: Numbers, offsets: Number
 
 
 @compiled
-def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, found: Numbers) -> None:
-    """Write the position of each value's first invalid UTF-8 byte to `found`, or -1. A newline follows each value."""
+def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, where: Numbers) -> None:
+    """Write the position of each value's first invalid UTF-8 byte to `where`, or -1. A newline follows each value."""
     for i in range(len(starts)):
         position = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
-        found[i] = position - starts[i] if position >= 0 else -1
+        where[i] = position - starts[i] if position >= 0 else -1
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> Numbers:

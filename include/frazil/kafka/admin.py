@@ -191,7 +191,7 @@ class KafkaAdmin:
         return {tp: span for tp, (span, _) in spans.items()}
 
     def offsets_at(self, moment: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
+        """Return each partition's first offset with a timestamp at or after `moment`, or else its log's end."""
         tps = list(partitions)
         offsets = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(moment.timestamp() * 1000))))
         missing = [tp for tp, offset in offsets.items() if offset < 0]

@@ -217,7 +217,7 @@ def librdkafka() -> Librdkafka:
 
 
 def _check_message_layout(library: Librdkafka) -> None:
-    """Check the message struct with a purged message of a producer."""
+    """Check the layout of `Message` against a message that a producer created and then purged."""
     conf = library.new_configuration({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._new_client(_PRODUCER, conf)

@@ -135,7 +135,7 @@ def find_truncations(
 
 
 def describe_lost_ranges(starts: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Describe the offsets that retention deleted: from each wanted to the first available offset; empty if none."""
+    """Describe the offsets that retention deleted, from each start to the first available offset; empty if none."""
     return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in starts.items()})
 
 

@@ -194,7 +194,7 @@ class _ChangesByKey:
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, index: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
-        """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
+        """Search backwards from `index` for missing values. Returns the field ids that are still missing."""
         change = self.ordered[index]
         missing_ids = set(missing)
         while missing_ids and index > 0:

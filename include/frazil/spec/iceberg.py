@@ -246,7 +246,7 @@ def find_current_name(existing: Schema, field_id: int | None) -> str | None:
 def find_names_in_rows(
     routed: Schema, routed_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Map each column of a routed table (`routed`) to its other names in rows for the default table (`main`)."""
+    """Map each column of a routed table (`routed`) to its other names in rows of the default table (`main`)."""
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
     columns = {field.name for field in routed.fields}
     result = {}

@@ -1,7 +1,7 @@
 """Builds three DAGs for each declared aggregation.
 
 - The first aggregates a day once its windows are complete.
-- The second requests a day again if one of its windows reopens. Without it, Airflow's roll-up
+- The second requests a day again if one of its windows reopens. With its own roll-up, Airflow
   would wait until all windows of the day had reopened.
 - The third requests complete days that were not aggregated. It runs every ten minutes
   (FRAZIL_RECONCILE_EVERY).

@@ -122,7 +122,7 @@ def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: Selec
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
-    """Alerts about a stream's own table include those about its dead-letter table."""
+    """Return the table's alerts; for a stream's own table, also the alerts of its dead-letter table."""
     subjects = {table.name, f"windows of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

@@ -167,7 +167,7 @@ def nearest_double(whole: np.uint64, power: int) -> np.uint64:
     mantissa = high >> dropped
     exponent = (((152170 + 65536) * power) >> 16) + 63 + np.int64(upper) - zeros + 1023
     if exponent <= 0:
-        # Subnormal. It cannot be half-way between two: `whole` would be a multiple of 5^300.
+        # Subnormal. It cannot be half-way between two doubles: `whole` would be a multiple of 5^300.
         if exponent < -62:
             return _0
         mantissa >>= np.uint64(1 - exponent)

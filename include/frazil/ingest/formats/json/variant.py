@@ -311,7 +311,7 @@ def _sort(first: int, used: int, s: Scratch) -> int:
 
 @loop
 def _close(to: Octets, start: int, at: int, is_object: bool, first: int, used: int, keys: int, s: Scratch) -> int:
-    """Write the header of an object or array before its values, which begin at `start`. Returns the position after."""
+    """Write the header of an object or array before its values, which begin at `start`. Returns its end."""
     count, size, order = used - first, at - start, 0
     if is_object:
         order = _sort(first, used, s)
