@@ -389,7 +389,7 @@ def _skip_wrong(
     b: Octets, p: int, end: int, depth: int, scratch: Octets,
     node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers, errors: Numbers,
 ) -> int:  # fmt: skip
-    """Write null instead of the value at `p`. Returns its end, NO if it is not JSON, or a number below NO without room."""
+    """Write null instead of the value at `p`. Returns its end; NO if it is not JSON, NO - 1 without room."""
     q = value_end(b, p, end, depth + 1, scratch)
     if q < 0:
         return NO
