@@ -98,7 +98,7 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
                 chosen = decide_distribution(
                     "none" if declared == "none" else "hash",
                     recent,
-                    partitioned=True,
+                    is_partitioned=True,
                     tasks=len(plans),
                     target_file_bytes=table.target_file_bytes,
                     previous=None,

@@ -106,7 +106,7 @@ def write(path: Path, rows: pa.Table, choice: dict[str, Any]) -> None:
     if (column := options.pop("sorted_by", None)) is not None:
         rows = rows.take(np.argsort(rows[column].to_numpy(), kind="stable"))
     if version is not None:
-        chosen = choose_encodings(rows, modern=version == "v2")
+        chosen = choose_encodings(rows, allows_v2=version == "v2")
         options |= {"use_dictionary": chosen.use_dictionary, "column_encoding": chosen.column_encoding or None}
     with pq.ParquetWriter(path, rows.schema, **options) as writer:
         writer.write_table(rows, row_group_size=group)

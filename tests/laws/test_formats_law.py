@@ -307,7 +307,7 @@ def decoded_alone(form: str, what: str) -> None:
         of = {"type": "protobuf", "schema-text": protobuf_schema(kinds), "message": "R", "framing": framing}
     of = of or {"type": "avro", "schema-text": json.dumps(avro_schema(kinds))}
     spec = declared(of, kinds)
-    schema = record_schema(iceberg.table_schema(spec), coordinates=True)
+    schema = record_schema(iceberg.table_schema(spec), has_coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {})
     decode(RecordChunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
     chunk = RecordChunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])

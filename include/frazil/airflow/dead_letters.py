@@ -95,14 +95,14 @@ def settle(streams: str) -> dict[str, Any]:
         error = AirflowFailException if process.returncode in {2, *NO_RESTART_EXIT_CODES} else RuntimeError
         raise error(f"exit code {process.returncode}: {words}")
     result: dict[str, Any] = json.loads(process.stdout)
-    report(_result_text(result, dry=context["params"]["dry-run"]))
+    report(_result_text(result, is_dry_run=context["params"]["dry-run"]))
     if result.get("would-fail") and not result["would-land"]:
         raise AirflowFailException(f"a replay would change nothing: all would fail again. {' '.join(result['errors'])}")
     return result
 
 
-def _result_text(result: Mapping[str, Any], *, dry: bool) -> str:
-    if dry and "would-land" in result:
+def _result_text(result: Mapping[str, Any], *, is_dry_run: bool) -> str:
+    if is_dry_run and "would-land" in result:
         return (
             f"Dry run: {result['would-land']:,} dead letters would land, and {result['would-fail']:,} would fail again"
         )

@@ -171,7 +171,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     new, old = (_with_storage_types(rows.select(names)) for rows in (new_rows, old_rows))
     new = new.append_column(_NEW, pa.array(np.arange(len(new))))
     old = old.append_column(_OLD, pa.array(np.arange(len(old))))
-    is_others = _rows_of_other_topics(old_rows, topics, shared=shared)
+    is_others = _rows_of_other_topics(old_rows, topics, is_shared=shared)
     others = old.filter(pa.array(is_others)).group_by(names).aggregate([])
     others_updated = others.join(new, names, join_type="left semi").num_rows
     new, old = (rows.join(others, names, join_type="left anti") for rows in (new, old))
@@ -247,10 +247,10 @@ def _find_redeclared(
     return former & ~unexplained, tuple(columns)
 
 
-def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:
-    """Return a mask of the rows of other topics. Without coordinates: all of a `shared` table, otherwise none."""
+def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, is_shared: bool) -> Mask:
+    """Return a mask of the rows of other topics. Without coordinates: all of a `is_shared` table, otherwise none."""
     if TOPIC not in rows.column_names:
-        return np.full(len(rows), shared)
+        return np.full(len(rows), is_shared)
     return ~to_mask(pc.is_in(column(rows, TOPIC), pa.array([*topics, None], pa.string())))
 
 

@@ -469,10 +469,10 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     stream: str,
     forgotten: int = 0,
     adopted: int = 0,
-    declared: bool = False,
+    has_coordinates: bool = False,
 ) -> tuple[Finding, ...]:
     """Compare a stream's rows with commit records if it has no coordinates."""
-    where = "its table does not have the columns" if declared else "coordinates: false"
+    where = "its table does not have the columns" if has_coordinates else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     findings = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]
     is_equal = rows == claimed + adopted

@@ -201,7 +201,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         faults = report_metadata_problems(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
             return _build_audit(
-                run, claimed, (), (*faults, *_compare_without_coordinates(run, claimed, declared=coordinates))
+                run, claimed, (), (*faults, *_compare_without_coordinates(run, claimed, has_coordinates=coordinates))
             )
         recreated = window is not None and _has_recreated_topic(run, claimed)
         all_claims = load_all_claims(tables.journals, marker, table.metadata) if recreated else None
@@ -389,7 +389,7 @@ def _describe_change(summary: Summary | None) -> str:
     return f"removed {format_count(deleted - added, 'row')}{rewritten}"
 
 
-def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
+def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, has_coordinates: bool) -> tuple[Finding, ...]:
     """Compare the number of rows with the committed records."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
@@ -407,6 +407,6 @@ def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, declared: b
         other_streams=sum(property_name(name) in properties for name in other_names),
         forgotten=len(other_names),
         stream=stream,
-        declared=declared,
+        has_coordinates=has_coordinates,
     )
     return (*notes, *findings)

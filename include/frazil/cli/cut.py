@@ -81,7 +81,7 @@ def cut(  # noqa: PLR0913 - a command's options
     for name in filter(None, (tag, untag)):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
             raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
-    histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
+    histories, tables = _load_unchanged(streams, streams_folder, is_complete=untag is None)
     if untag:
         removed = [each for each, (table, _) in tables.items() if remove_tag(table, untag, retry_policy=_RETRY_POLICY)]
         if not removed:
@@ -105,11 +105,11 @@ LoadedTables = dict[str, tuple[Table, str]]
 
 
 def _load_unchanged(
-    names: Sequence[str], folder: Path, *, complete: bool
+    names: Sequence[str], folder: Path, *, is_complete: bool
 ) -> tuple[list[StreamTableNames], LoadedTables]:
     """Return the streams and their tables, all with the same published backfills. Raises WriterBusy."""
     for _ in range(MAX_LOAD_ATTEMPTS):
-        opened, histories, tables = _load_streams(names, folder, complete=complete)
+        opened, histories, tables = _load_streams(names, folder, is_complete=is_complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
         loaded = [(each, tables[each.main.identifier][0]) for each in opened]
         changed = [each.stream for each, table in loaded if _may_have_published_meanwhile(each, table)]
@@ -131,9 +131,9 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 
 
 def _load_streams(
-    names: Sequence[str], folder: Path, *, complete: bool
+    names: Sequence[str], folder: Path, *, is_complete: bool
 ) -> tuple[list[StreamTables], list[StreamTableNames], LoadedTables]:
-    """Return handles, the names of the streams' tables, and the tables. With `complete`, no rows may be missing."""
+    """Return handles, the names of the streams' tables, and the tables. With `is_complete`, no rows may be missing."""
     streams: list[StreamTables] = []
     histories: list[StreamTableNames] = []
     tables: LoadedTables = {}
@@ -151,9 +151,9 @@ def _load_streams(
             with translate_catalog_errors(opened.main.catalog_name):
                 since = first_batch_missing_anywhere(opened, default_marker)
                 routed = load_route_tables(opened.main.current().catalog, spec.sinks)
-            if complete:
+            if is_complete:
                 _check_complete(spec, opened, routed)
-        elif default_marker is not None and default_marker.routed is not None and complete:
+        elif default_marker is not None and default_marker.routed is not None and is_complete:
             echo(f"stream {name} no longer has a route: its former tables are not in this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         expected = opened.main.identifier, opened.dead_letters.identifier

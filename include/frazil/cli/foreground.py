@@ -269,16 +269,16 @@ class RunTotals:
         dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
         return f"batch {batch.key}: {self._landed(batch.records, repeats)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
-    def last_line(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
+    def last_line(self, *, is_stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
-        ending = "stopped" if stopped else "caught up"
+        ending = "stopped" if is_stopped else "caught up"
         reached = "that had waited reached its table|that had waited reached their tables"
         more_text = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
         more_text += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
             return f"{self._end_text(ending, 'for')}{more_text}; {rows}: `frazil route {self._stream}` shows why"
-        if stopped and lag != 0 and not self._has_records:
+        if is_stopped and lag != 0 and not self._has_records:
             return f"{ending}: no records were committed to {self._tables}{more_text}"
         return self._end_text(ending, "into" if self._merges else "added to") + more_text
 
@@ -301,9 +301,9 @@ class RunTotals:
             )
         return f"{ending}: {rows}"
 
-    def document(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> dict[str, object]:
+    def document(self, *, is_stopped: bool, waiting: int = 0, lag: int | None = None) -> dict[str, object]:
         waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}
-        ended = "stopped" if stopped else "caught-up"
+        ended = "stopped" if is_stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
         other_counts = {"dropped": self.filtered, "waited": self.waited}
         counts = {name: count for name, count in other_counts.items() if count}

@@ -156,7 +156,7 @@ def _give_up(  # noqa: PLR0913
     if is_routed and not exists:
         dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = differences.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
-    if not rows and _needs_no_action(opened, default_marker, differences, table, exists=exists):
+    if not rows and _needs_no_action(opened, default_marker, differences, table, table_exists=exists):
         waiting = differences.lagging_backfill(table)
         waiting_text = f" {waiting}." if waiting else ""
         output.say(f"No row of a batch waits for {table}: nothing is given up.{waiting_text}")
@@ -168,7 +168,7 @@ def _give_up(  # noqa: PLR0913
         else f"No row waits for {table}. If it was dropped, audits will report its rows as missing."
     )
     ask(f"Let {table} continue as it is?", yes=yes)
-    if not is_routed and _discard_rows(opened, default_marker, differences, table, exists=exists):
+    if not is_routed and _discard_rows(opened, default_marker, differences, table, table_exists=exists):
         output.say(f"The route no longer includes {table}: the stream continues without these rows.")
         return True
     try:
@@ -197,11 +197,11 @@ def _give_up(  # noqa: PLR0913
 
 
 def _needs_no_action(
-    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, exists: bool
+    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, table_exists: bool
 ) -> bool:
     if table in differences.stopped:
         return False
-    if not exists or is_foreign_table(opened.spec, opened.tables, table):
+    if not table_exists or is_foreign_table(opened.spec, opened.tables, table):
         return _were_rows_discarded(opened, table)
     metadata = opened.tables.handle(table).current().metadata
     try:
@@ -214,15 +214,15 @@ def _needs_no_action(
 
 
 def _discard_rows(
-    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, exists: bool
+    opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str, *, table_exists: bool
 ) -> bool:
     """Discard the rows that wait for a table. Return whether this is all that --give-up has to do for the table."""
     waiting, of_batches = differences.lagging_backfill(table), differences.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         record_given_up_rows(opened.tables.journals, waiting.backfill, table)
-    if of_batches and not exists:
+    if of_batches and not table_exists:
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
-    return not exists or (waiting is not None and not of_batches)
+    return not table_exists or (waiting is not None and not of_batches)
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, differences: _RouteDifferences, table: str) -> None:

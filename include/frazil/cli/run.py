@@ -279,8 +279,8 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
 
     stopped = write(spec, say, until_caught_up=until_caught_up, read_pins=read_pins)
     waiting, lag = _count_waiting(spec) if stopped else (0, None)
-    pipe.say(totals.last_line(stopped=stopped, waiting=waiting, lag=lag))
-    pipe.report({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting, lag=lag)})
+    pipe.say(totals.last_line(is_stopped=stopped, waiting=waiting, lag=lag))
+    pipe.report({"stream": spec.name, **totals.document(is_stopped=stopped, waiting=waiting, lag=lag)})
 
 
 def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
@@ -349,8 +349,8 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     for name, total in ((name, output.totals) for name, output in outputs.items()):
         code, stopped = codes.get(name, 0), not until_caught_up
         waiting, lag = waits.get(name, (0, None))
-        ended = total.last_line(stopped=stopped, waiting=waiting, lag=lag)
+        ended = total.last_line(is_stopped=stopped, waiting=waiting, lag=lag)
         pipe.say(f"{name}: {f'ended with exit code {code}' if code else ended}")
-        pipe.report({"stream": name, **total.document(stopped=stopped, waiting=waiting, lag=lag), "exit-code": code})
+        pipe.report({"stream": name, **total.document(is_stopped=stopped, waiting=waiting, lag=lag), "exit-code": code})
     if code := next((code for _, code in sorted(codes.items()) if code), 0):
         sys.exit(code)

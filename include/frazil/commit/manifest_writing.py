@@ -207,7 +207,7 @@ def write_with_removals(
     layout = copied.layout(spec, metadata) if copied else ManifestLayout.for_spec(spec, metadata)
     writer = _Writer(layout, manifest.content, new)
     encoded = copied.with_row_ids(manifest, entries) if copied else writer.encode(e.data_file for e in entries)
-    written = (_updated_entry(e, new.snapshot_id, deleted=file_key(e.data_file) in removed) for e in entries)
+    written = (_updated_entry(e, new.snapshot_id, is_deleted=file_key(e.data_file) in removed) for e in entries)
     return writer.write(written, encoded)
 
 
@@ -221,7 +221,7 @@ def write_merged(
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
     pairs = zip(entries, leaves, strict=True)
-    written = [_updated_entry(entry, new.snapshot_id, deleted=True) if drop else entry for entry, drop in pairs]
+    written = [_updated_entry(entry, new.snapshot_id, is_deleted=True) if drop else entry for entry, drop in pairs]
     layout = copied.layout(new.table.metadata.specs()[first.partition_spec_id], new.table.metadata)
     made = _Writer(layout, first.content, new).write(written, copied)
     stays = [not drop for drop in leaves]
@@ -234,10 +234,10 @@ def write_merged(
     return made
 
 
-def _updated_entry(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
-    status = ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING
+def _updated_entry(entry: ManifestEntry, snapshot_id: int, *, is_deleted: bool) -> ManifestEntry:
+    status = ManifestEntryStatus.DELETED if is_deleted else ManifestEntryStatus.EXISTING
     numbers = entry.sequence_number, entry.file_sequence_number
-    return _entry(entry.data_file, status, snapshot_id if deleted else entry.snapshot_id, numbers)
+    return _entry(entry.data_file, status, snapshot_id if is_deleted else entry.snapshot_id, numbers)
 
 
 def _entry(

@@ -215,7 +215,7 @@ def plan_open_branch_reset(
     """Return the open branch's change for a stream that continues at `target`. Raises `RolledBack` if rows are lost."""
     metadata, name = table.metadata, open_branch_name(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
-    head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
+    head, expected = head_of(metadata, name), _expected_head(metadata, seen, is_accepted=accepted)
     base = head if expected is None else metadata.snapshot_by_id(expected)
     if base is None and expected is not None:
         if not accepted:
@@ -233,11 +233,11 @@ def plan_open_branch_reset(
     return BranchChange(base, stays, read_files(read_again, table.io), drops=True, removes_branch=not stays)
 
 
-def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:
+def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, is_accepted: bool) -> int | None:
     """Return the id of the open branch's head that matches main's state, if known."""
     if seen.marker is None:
         return None
-    if not seen.rolled_back or accepted:
+    if not seen.rolled_back or is_accepted:
         return seen.marker.open_snapshot_id
     commits = (s for s in ancestors(metadata) if summary_value(s, "frazil.stream") == seen.marker.stream)
     text = summary_value(next(commits, None), OPEN_SNAPSHOT_KEY)

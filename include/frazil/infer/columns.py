@@ -70,21 +70,21 @@ def propose_columns(
     *,
     timestamps_ms: Sequence[int],
     relaxed: FieldStatistics | None = None,
-    dots: bool = False,
+    allows_dots: bool = False,
     has_json: bool = True,
 ) -> tuple[ProposedColumn, ...]:
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
     `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
-    With `dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a field with
-    several types becomes a column of texts.
+    With `allows_dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a field
+    with several types becomes a column of texts.
     """
     sampled = statistics.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     proposed: list[ProposedColumn] = []
     names: dict[str, str] = {}
     for name, observed in statistics.fields.items():
-        if reason := find_column_problem(name, names, dots=dots):
+        if reason := find_column_problem(name, names, allows_dots=allows_dots):
             proposed.append(ProposedColumn(name, None, remark=reason))
         else:
             names[name_key(name)] = name
@@ -114,9 +114,9 @@ def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
     return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.distance_s))
 
 
-def find_column_problem(name: str, earlier: Mapping[str, str], *, dots: bool = False) -> str:
+def find_column_problem(name: str, earlier: Mapping[str, str], *, allows_dots: bool = False) -> str:
     """Return why a field cannot be a column; empty if it can. `earlier` has the earlier columns by `name_key`."""
-    if not name or set(name) & set('"\\' if dots else '."\\') or name != name.strip() or not name.isprintable():
+    if not name or set(name) & set('"\\' if allows_dots else '."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
     key = name_key(name)
     if key in RESERVED_COLUMNS:

@@ -154,12 +154,12 @@ def _propose_columns(
         return (ProposedColumn("value", "binary"),)
     statistics = collect_statistics(encoding.records)
     has_json = not isinstance(encoding.format, CsvFormat)
-    columns = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, dots=True, has_json=has_json)
+    columns = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, allows_dots=True, has_json=has_json)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
         relaxed = collect_statistics({name: parse_text(v) for name, v in record.items()} for record in encoding.records)
-        cast = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
+        cast = propose_columns(statistics, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, allows_dots=True)
         columns = tuple(
             other if other.is_cast and _accepts_sample(other, sample, encoding) else column
             for column, other in zip(columns, cast, strict=True)

@@ -133,7 +133,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
     by_lower_name: dict[str, str] = {}
     columns = []
     for name in names:
-        if reason := find_column_problem(name, by_lower_name, dots=True):
+        if reason := find_column_problem(name, by_lower_name, allows_dots=True):
             columns.append(ProposedColumn(name, None, remark=reason))
             continue
         by_lower_name[name.lower()] = name

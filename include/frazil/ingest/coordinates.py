@@ -21,9 +21,9 @@ from frazil.spec.column import LINE_COLUMN
 COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
 
-def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """Return the schema without coordinates, `kafka_line` and change columns; unchanged if `coordinates` is false."""
-    if not coordinates:
+def record_schema(schema: Schema, has_coordinates: bool) -> Schema:
+    """Return the schema without coordinates, `kafka_line` and change columns; unchanged without `has_coordinates`."""
+    if not has_coordinates:
         return schema
     added = {*COORDINATE_COLUMNS, LINE_COLUMN, *CHANGE_COLUMNS}
     return Schema(*(f for f in schema.fields if f.name not in added), schema_id=schema.schema_id)

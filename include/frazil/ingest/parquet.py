@@ -61,8 +61,8 @@ class Encodings:
     batch_values: int = MAX_BATCH_VALUES
 
 
-def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
-    """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
+def choose_encodings(rows: pa.Table, *, allows_v2: bool) -> Encodings:
+    """Choose encodings for a file that begins with these rows. `allows_v2` allows encodings of v2.
 
     Numbers and times get a dictionary only if it is smaller than every other encoding. Other columns get a dictionary,
     which Parquet's writer abandons if the dictionary grows too large.
@@ -82,7 +82,7 @@ def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
                 other = _better_encoding(values[:MAX_SAMPLED_ROWS])
             if other is None:
                 use_dictionary.append(path)
-            elif modern:
+            elif allows_v2:
                 column_encoding[path] = other
     return Encodings(use_dictionary, column_encoding, max(1, min(MAX_BATCH_VALUES, int(MAX_BATCH_BYTES / widest))))
 

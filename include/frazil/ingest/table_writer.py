@@ -192,7 +192,7 @@ class TableWriter:
             path = f"{self._folder}/{self._file_name()}"
             if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
                 self._sampled = rows.num_rows
-                self._encodings = choose_encodings(rows, modern=self.layout.allows_v2)
+                self._encodings = choose_encodings(rows, allows_v2=self.layout.allows_v2)
             gathered.file = ParquetFile(self._io, path, self.layout, gathered.values, encodings=self._encodings)
         old_bytes = gathered.file.bytes
         gathered.file.write(rows)

@@ -181,8 +181,8 @@ def _why_unknown(stream: StreamHealth) -> str:
     return ""
 
 
-def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
-    if enabled:
+def _remedy(table: str, action: str, is_enabled: bool, procedure: str) -> str:
+    if is_enabled:
         return (
             f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "
             "this: check its last run"

@@ -306,9 +306,9 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
     return boolean_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
 
 
-def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
+def runs_reading(dag_id: str, failed: int | None, limit: int, *, is_paused: bool = False) -> Reading:
     """Return the reading of the rule `runs`: a DAG's consecutive failed runs. A paused DAG is beyond the threshold."""
-    if paused and (failed or 0) <= limit:
+    if is_paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
     sentence = (

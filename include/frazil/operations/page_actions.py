@@ -38,14 +38,14 @@ class MissingComponent:
 
 
 def find_missing(
-    heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
+    heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, in_dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat. `dev`: Airflow runs in `frazil dev up --airflow`."""
+    """Return the components without a recent heartbeat. `in_dev`: Airflow runs in `frazil dev up --airflow`."""
     return tuple(
         MissingComponent(
             component,
             f"Airflow's {component} {_last_seen(heartbeats.get(component), now_ms)}",
-            "frazil dev up --airflow" if dev else f"airflow {component}",
+            "frazil dev up --airflow" if in_dev else f"airflow {component}",
         )
         for component in EFFECTS
         if not ((last := heartbeats.get(component)) and last.should_run and now_ms - last.at_ms <= MAX_HEARTBEAT_AGE_MS)
@@ -154,11 +154,11 @@ class PreparedAction:
     refused: str | None = None
 
 
-def build_plan(action: PageAction, context: ActionContext, *, dry: bool = False) -> Plan:
+def build_plan(action: PageAction, context: ActionContext, *, is_dry_run: bool = False) -> Plan:
     """Plan an action. The caller adds the effects of a prepared action, which depend on the table."""
     waits = component_warnings(action, context.silent)
-    retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
-    refused = _refusal(action, context, dry=dry)
+    retype = action in CONFIRMED_BY_NAME and not (is_dry_run and action in DRY_RUN_ACTIONS)
+    refused = _refusal(action, context, is_dry_run=is_dry_run)
     effects, token = (*_effects(action, context), *_run_effects(action, context), *waits), context.version_token(action)
     starts_writer = action in {PageAction.RESUME, PageAction.RESTART} and not context.writer_runs
     unpause = (
@@ -297,10 +297,10 @@ def _run_effects(action: PageAction, context: ActionContext) -> tuple[str, ...]:
     return (f"This starts a run of the DAG {context.dag}{waits if context.dag_paused else ''}.",)
 
 
-def _refusal(action: PageAction, context: ActionContext, *, dry: bool) -> str | None:
+def _refusal(action: PageAction, context: ActionContext, *, is_dry_run: bool) -> str | None:
     if context.refusal_reason is not None:
         return context.refusal_reason
-    if action in DAG_ACTIONS and (refusal := _run_refusal(context, dry=dry)):
+    if action in DAG_ACTIONS and (refusal := _run_refusal(context, is_dry_run=is_dry_run)):
         return refusal
     if action is PageAction.PAUSE and context.desired == "paused":
         return f"{context.subject} is already paused"
@@ -311,11 +311,11 @@ def _refusal(action: PageAction, context: ActionContext, *, dry: bool) -> str | 
     return None
 
 
-def _run_refusal(context: ActionContext, *, dry: bool) -> str | None:
+def _run_refusal(context: ActionContext, *, is_dry_run: bool) -> str | None:
     if context.dag_paused is None:
         return f"Airflow has no DAG {context.dag}, which carries out this action. Add it, or check its import errors"
     run = context.run
-    if run is None or dry:
+    if run is None or is_dry_run:
         return None
     does, end = (
         ("is queued", "mark that run as failed in Airflow")
@@ -352,9 +352,9 @@ class RunResult:
     finished: bool
 
 
-def describe_run(dag: str, run: str, state: str, tasks: Sequence[TaskResult], *, paused: bool) -> RunResult:
+def describe_run(dag: str, run: str, state: str, tasks: Sequence[TaskResult], *, is_paused: bool) -> RunResult:
     """Return the state of a run. `tasks` are in the order in which they ended; those that have not ended come last."""
-    sentence, task = _sentence(dag, state, tasks, paused=paused)
+    sentence, task = _sentence(dag, state, tasks, is_paused=is_paused)
     path = f"/dags/{quote(dag)}/runs/{quote(run, safe='')}"
     if task is not None:
         mapped = f"/mapped/{task.map_index}" if task.map_index >= 0 else ""
@@ -362,8 +362,8 @@ def describe_run(dag: str, run: str, state: str, tasks: Sequence[TaskResult], *,
     return RunResult(state, sentence, path, finished=state not in UNFINISHED)
 
 
-def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool) -> tuple[str, TaskResult | None]:
-    if paused and state in UNFINISHED:
+def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, is_paused: bool) -> tuple[str, TaskResult | None]:
+    if is_paused and state in UNFINISHED:
         return f"The run waits, because the DAG {dag} is paused in Airflow: unpause it.", None
     failed = next((task for task in tasks if task.state in FAILED_TASKS), None)
     if failed is not None:

@@ -281,7 +281,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
         return {}
     with translate_catalog_errors(table.catalog.name):
         behind, dropped = find_lagging_and_dropped_tables(
-            spec, open_read_only(spec).tables, default_marker, only_gone=True
+            spec, open_read_only(spec).tables, default_marker, only_missing=True
         )
     found = {table.target: Failure(str(table)) for table in behind if table.absence is TableAbsence.MISSING}
     return found | {table.target: Failure(str(table)) for table in dropped}

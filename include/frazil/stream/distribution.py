@@ -92,7 +92,7 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: RecentSizes,
     *,
-    partitioned: bool,
+    is_partitioned: bool,
     tasks: int,
     target_file_bytes: int,
     previous: Distribution | None,
@@ -100,7 +100,7 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     """Decide whether to shuffle a batch of `tasks` tasks. After a shuffle (`previous`), a smaller saving suffices."""
     if declared == "none":
         return Distribution(None, "distribution: none")
-    if not partitioned:
+    if not is_partitioned:
         return Distribution(None, "the table has no partitions")
     if tasks == 1:
         return Distribution(None, "one task writes the batch")
@@ -144,7 +144,7 @@ class Distributor:
         self.last = decide_distribution(
             declared,
             self.recent,
-            partitioned=bool(spec.fields),
+            is_partitioned=bool(spec.fields),
             tasks=tasks,
             target_file_bytes=target_file_bytes,
             previous=self.last,

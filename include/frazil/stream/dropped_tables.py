@@ -107,9 +107,9 @@ def find_lagging_and_dropped_tables(
     default_marker: Marker,
     loaded: Mapping[Target, Table] | None = None,
     *,
-    only_gone: bool = False,
+    only_missing: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return tables that are missing rows, and dropped tables. `only_gone` omits existing tables."""
+    """Return tables that are missing rows, and dropped tables. `only_missing` omits existing tables."""
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def explain(target: Target) -> Explanation:
@@ -118,7 +118,7 @@ def find_lagging_and_dropped_tables(
         return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
-    if only_gone:
+    if only_missing:
         waiting = {target: waiting[target] for target in _find_missing_names(catalog, waiting.keys())}
     behind = find_lagging_tables(tables, default_marker, waiting, explain)
     if loaded is None:

@@ -96,7 +96,7 @@ class WholeTransactions:
         while True:
             self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
             all_read = self._scanned >= end
-            open_one = self._advance_boundary(self._log, all_read=all_read)
+            open_one = self._advance_boundary(self._log, is_all_read=all_read)
             if all_read or (self._scanned >= goal and self._log.boundary > start):
                 break
             if self._scanned >= goal:  # within one transaction
@@ -115,11 +115,11 @@ class WholeTransactions:
             )
         return self._log.boundary if all_read else end
 
-    def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
+    def _advance_boundary(self, log: Boundaries, *, is_all_read: bool) -> str:
         """Move the last boundary. May read more transactions' ends. Returns the open transaction's id, or ""."""
-        open_one = log.advance(at_end=all_read)
+        open_one = log.advance(at_end=is_all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
-        has_more = not (all_read and self._waits)
+        has_more = not (is_all_read and self._waits)
         while open_one and has_more:
             has_more = self._read_ends()
             open_one = log.advance(at_end=False)

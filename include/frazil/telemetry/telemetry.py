@@ -138,10 +138,10 @@ class StreamMetrics:
     """Event sink that updates a stream's metrics. `partitions` enables the metrics per topic-partition."""
 
     def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
-        self, meters: m.MetricValues, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
+        self, meters: m.MetricValues, *, stream: str, table: str, interval_s: float, by_partition: bool, now_s: float
     ) -> None:
         self._meters, self._labels = meters, (stream, table)
-        self._declared_s, self._partitions = interval_s, partitions
+        self._declared_s, self._partitions = interval_s, by_partition
         self._merge_s, self._in_outage, self._behind = 0.0, False, False
         meters.set(m.WRITER_RUNNING, self._labels, 1)
         meters.set(m.WRITER_STARTED, self._labels, now_s)
@@ -274,7 +274,7 @@ class Telemetry:
             stream=spec.name,
             table=spec.table.identifier,
             interval_s=spec.commit.interval / timedelta(seconds=1),
-            partitions=self.settings.partitions,
+            by_partition=self.settings.partitions,
             now_s=clock.now_ms() / 1000,
         )
         try:

@@ -499,7 +499,7 @@ def test_a_truncated_log_is_reported_with_the_count_of_records_that_no_table_has
     ("declared", "said"), [(False, "coordinates: false"), (True, "its table does not have the columns")]
 )
 def test_the_reason_why_a_stream_cannot_be_audited_by_offset_is_accurate(declared: bool, said: str):
-    (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
+    (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", has_coordinates=declared)
     assert f"stores no Kafka coordinates ({said})" in found.sentence
 
 

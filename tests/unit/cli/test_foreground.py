@@ -76,17 +76,17 @@ def test_the_last_line_shows_the_rows_that_the_run_landed(batches: list[BatchCom
     totals = RunTotals(SPEC)
     for batch in batches:
         totals.add(batch)
-    assert totals.last_line(stopped=stopped) == line
+    assert totals.last_line(is_stopped=stopped) == line
 
 
 def test_a_stopped_run_reports_the_records_that_wait_in_kafka():
     totals = RunTotals(SPEC)
-    assert totals.last_line(stopped=True, lag=0) == "stopped: no new records for city.rides"
+    assert totals.last_line(is_stopped=True, lag=0) == "stopped: no new records for city.rides"
     waits = "stopped: no records were committed to city.rides; 50 records wait in Kafka"
-    assert totals.last_line(stopped=True, lag=50) == waits
+    assert totals.last_line(is_stopped=True, lag=50) == waits
     totals.add(landed(2))
-    assert totals.last_line(stopped=True, lag=1) == "stopped: 2 rows added to city.rides; 1 record waits in Kafka"
-    assert totals.document(stopped=True, lag=1)["lag"] == 1
+    assert totals.last_line(is_stopped=True, lag=1) == "stopped: 2 rows added to city.rides; 1 record waits in Kafka"
+    assert totals.document(is_stopped=True, lag=1)["lag"] == 1
 
 
 def test_rows_that_wait_for_routed_tables_are_reported_separately():
@@ -95,16 +95,16 @@ def test_rows_that_wait_for_routed_tables_are_reported_separately():
         StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route})
     )
     totals.add(landed(5))
-    assert totals.last_line(stopped=True) == "stopped: 5 rows added to the tables of the route of rides"
-    assert totals.last_line(stopped=True, waiting=3) == (
+    assert totals.last_line(is_stopped=True) == "stopped: 5 rows added to the tables of the route of rides"
+    assert totals.last_line(is_stopped=True, waiting=3) == (
         "stopped: 5 rows for the tables of the route of rides; 3 rows wait for their tables: "
         "`frazil route rides` shows why"
     )
-    assert totals.document(stopped=True, waiting=3)["waiting"] == 3
+    assert totals.document(is_stopped=True, waiting=3)["waiting"] == 3
     totals.waited = 67
     late = "67 rows that had waited reached their tables"
-    assert totals.last_line(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {late}"
-    assert totals.document(stopped=False)["waited"] == 67
+    assert totals.last_line(is_stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {late}"
+    assert totals.document(is_stopped=False)["waited"] == 67
 
 
 def test_a_wait_is_shown_after_half_a_minute_then_at_a_new_reason_and_else_hourly():
@@ -169,7 +169,7 @@ def test_printed_lines_count_changes_for_merged_batches():
     spec = SPEC.model_copy(update={"mode": "upsert"})
     totals = RunTotals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
-    assert totals.last_line(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
+    assert totals.last_line(is_stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
 
 def test_a_stream_that_drops_repeats_reports_records_and_rows():
@@ -180,8 +180,8 @@ def test_a_stream_that_drops_repeats_reports_records_and_rows():
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
     assert said == "batch 3-7: 10 rows, 30 repeats dropped in 1 file, 1.2 s"
     totals.add(landed(2))
-    assert totals.last_line(stopped=False) == "caught up: 12 rows added to city.rides, 30 repeats dropped"
-    assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
+    assert totals.last_line(is_stopped=False) == "caught up: 12 rows added to city.rides, 30 repeats dropped"
+    assert totals.document(is_stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 
 def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:

@@ -131,7 +131,7 @@ def test_a_run_reports_each_batch_and_its_end_as_json(
     voice = WriterPipe(write_end)
     voice.say(totals.add(batch))
     voice.report(batch_document(batch))
-    voice.report(totals.document(stopped=False))
+    voice.report(totals.document(is_stopped=False))
     os.close(write_end)
     terminal = Terminal(tmp_path, as_json=True)
     terminal.listen(read_end, writer=1)

@@ -72,10 +72,10 @@ def test_new_fields_and_wider_columns_are_seen_at_every_level():
             )
         )
     )
-    found = find_drift(written, TABLE.as_struct(), widening=True)
+    found = find_drift(written, TABLE.as_struct(), allows_wider=True)
     assert found.new == {("in", "y"): "string", ("all", "element", "z"): "int", ("more",): "boolean"}
     assert found.wider == {("id",): "long", ("in", "x"): "double", ("all", "element", "x"): "decimal(11, 2)"}
-    assert not find_drift(written, TABLE.as_struct(), widening=False).wider
+    assert not find_drift(written, TABLE.as_struct(), allows_wider=False).wider
 
 
 def test_a_table_that_evolved_by_a_writer_schema_stores_its_records():

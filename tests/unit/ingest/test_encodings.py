@@ -26,7 +26,7 @@ def times(values: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def written(rows: pa.Table, *, modern: bool = True) -> pq.ParquetFile:
-    chosen = choose_encodings(rows, modern=modern)
+    chosen = choose_encodings(rows, allows_v2=modern)
     out = io.BytesIO()
     with pq.ParquetWriter(
         out,
@@ -130,7 +130,7 @@ def test_written_values_are_read_back_unchanged(
 def test_a_parquet_write_batch_of_large_values_holds_about_one_page(kind: pa.DataType) -> None:
     text = "frazil " * 14_000
     values = pa.array([[text] if pa.types.is_list(kind) else text] * 50, kind)
-    assert choose_encodings(pa.table({"c": values}), modern=True).batch_values == 2**20 // (len(text) + 4)
+    assert choose_encodings(pa.table({"c": values}), allows_v2=True).batch_values == 2**20 // (len(text) + 4)
 
 
 LARGE = """
@@ -159,13 +159,13 @@ def test_large_values_are_encoded_in_little_memory() -> None:
 
 
 def test_small_values_are_encoded_in_batches_of_the_usual_length() -> None:
-    assert choose_encodings(pa.table({"c": ["a"] * 10, "n": range(10)}), modern=True).batch_values == 1_024
-    assert choose_encodings(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
+    assert choose_encodings(pa.table({"c": ["a"] * 10, "n": range(10)}), allows_v2=True).batch_values == 1_024
+    assert choose_encodings(pa.table({"c": pa.array([], pa.string())}), allows_v2=True).batch_values == 1_024
 
 
 def test_encodings_are_chosen_for_a_file_whose_uuid_lists_are_all_null() -> None:
     kind = pa.large_list(pa.struct([pa.field("id", pa.uuid())]))
 
-    found = choose_encodings(pa.table({"ids": pa.nulls(2, kind)}), modern=True)
+    found = choose_encodings(pa.table({"ids": pa.nulls(2, kind)}), allows_v2=True)
 
     assert found.use_dictionary == ["ids.list.item.id"]

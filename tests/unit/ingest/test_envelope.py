@@ -74,7 +74,7 @@ def decode(values: list[Any], *, evolution: Literal["off", "additive", "full"] =
     declared = {**SPEC, **changed}
     spec = StreamSpec.model_validate(declared)
     table = iceberg.table_schema(spec)
-    filled = record_schema(change_schema(table, spec.key), coordinates=True)
+    filled = record_schema(change_schema(table, spec.key), has_coordinates=True)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     made = create_decoder(dump_format(spec.value_format), filled, units, evolution)
     encoded = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
@@ -397,7 +397,7 @@ def on_page(name: str, events: list[Any]) -> DecodedChunk:
     )
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.key_header_columns)
+    filled = value_schema(record_schema(change_schema(table, spec.key), has_coordinates=True), spec.key_header_columns)
     decode = create_decoder(dump_format(spec.value_format), filled, units)
     return decode(RecordChunk.of_values([json.dumps(one).encode() for one in events]))
 

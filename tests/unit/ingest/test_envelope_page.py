@@ -100,6 +100,6 @@ def became(of: dict[str, Any], declared: str, value: bytes) -> str:
     )
     table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    filled = record_schema(change_schema(table, spec.key), coordinates=True)
+    filled = record_schema(change_schema(table, spec.key), has_coordinates=True)
     decoded = create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values([value]))
     return "dead letter" if decoded.rejections else f"`{decoded.rows['x'].to_pylist()[0]}`"

@@ -155,7 +155,7 @@ def staged(form: str, values: list[bytes]) -> SchemaDrift:
         **more,
     }
     spec = validate_stream(declared, Path("s.yaml"))
-    schema = record_schema(iceberg.table_schema(spec), coordinates=True)
+    schema = record_schema(iceberg.table_schema(spec), has_coordinates=True)
     decode = create_decoder(dump_portable_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
     found = decode(RecordChunk.of_values(values))
     assert len(found.record_indexes) + len(found.rejections) == len(values)

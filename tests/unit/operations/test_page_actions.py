@@ -30,7 +30,7 @@ def test_each_action_describes_its_effects_and_names_its_stream_in_every_situati
         assert any("ticks" in said or "riter" in said for said in plan.effects)
         assert all(said.endswith(".") for said in plan.effects)
         assert plan.retype == (action in CONFIRMED_BY_NAME)
-        assert build_plan(action, now, dry=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
+        assert build_plan(action, now, is_dry_run=True).retype == (action in CONFIRMED_BY_NAME - DRY_RUN_ACTIONS)
         if action in DAG_ACTIONS and table:
             assert (plan.refused is None) == (paused is not None)
             assert any("is paused: the run starts when" in said for said in plan.effects) == bool(paused)

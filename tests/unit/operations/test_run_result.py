@@ -37,11 +37,11 @@ WAITS = [TaskResult("plan", "success", "Stream ticks: 12 of 40 offsets are missi
 def test_a_run_result_is_one_sentence_with_the_link_to_its_log(
     state: str, tasks: list[TaskResult], said: str, log: str
 ):
-    found = describe_run("frazil_backfill", "manual__ticks.0", state, tasks, paused=False)
+    found = describe_run("frazil_backfill", "manual__ticks.0", state, tasks, is_paused=False)
     assert (found.message, found.log) == (said, f"/dags/frazil_backfill/runs/manual__ticks.0{log}")
     assert found.finished == (state in {"success", "failed"})
 
 
 def test_a_queued_run_of_a_paused_dag_reports_that_it_waits_for_the_unpause():
-    found = describe_run("frazil_backfill", "r", "queued", [], paused=True)
+    found = describe_run("frazil_backfill", "r", "queued", [], is_paused=True)
     assert found.message == "The run waits, because the DAG frazil_backfill is paused in Airflow: unpause it."

@@ -22,7 +22,7 @@ def test_a_dead_scheduler_is_reported_with_start_time_meaning_and_remedy():
 
 
 def test_a_missing_component_of_frazil_dev_up_is_restarted_with_frazil_dev_up():
-    found = find_missing({}, now_ms=NOW_MS, dev=True)
+    found = find_missing({}, now_ms=NOW_MS, in_dev=True)
     assert {one.start for one in found} == {"frazil dev up --airflow"}
     assert found[0].sentence().endswith("Start it: `frazil dev up --airflow`")
 

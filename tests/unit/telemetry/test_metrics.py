@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, *, partitions: bool = False) -> None:
         self.meters = m.MetricValues()
         self.sink = StreamMetrics(
-            self.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=partitions, now_s=1_000
+            self.meters, stream=OF[0], table=OF[1], interval_s=20, by_partition=partitions, now_s=1_000
         )
 
     def record(self, *what: StreamEvent) -> None:
@@ -187,6 +187,6 @@ def test_gauges_of_an_ended_writer_are_removed_and_counters_stay() -> None:
     assert (bench.value(m.WRITER_RUNNING), bench.value(m.RECORDS)) == (0, 100)
     for gauge in (m.LAG, m.FRESHNESS, m.STALLED, m.OUTAGE):
         assert bench.meters.series(gauge) == {}
-    again = StreamMetrics(bench.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=False, now_s=2_000)
+    again = StreamMetrics(bench.meters, stream=OF[0], table=OF[1], interval_s=20, by_partition=False, now_s=2_000)
     again.take(Event(OF[0], 1, BATCH))
     assert (bench.value(m.WRITER_RUNNING), bench.value(m.RECORDS)) == (1, 200)

@@ -180,7 +180,7 @@ def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsP
     """Evaluate a DAG's runs. Only a shared DAG's pause counts: the pause of one table's DAG delays its windows."""
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
-    yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
+    yield runs_reading(dag_id, runs, alerts.failed_runs, is_paused=paused)
     problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
     yield unmeasured_reading(dag_id, f"state of the DAG {dag_id}", problem)
 

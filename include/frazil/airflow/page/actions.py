@@ -146,7 +146,7 @@ def _plan_and_prepare(
 ) -> tuple[Plan, PreparedAction | None]:
     unpauses = may_unpause and form.get("unpause") is True
     context = replace(_action_context(action, subject), may_unpause=may_unpause, unpauses=unpauses)
-    plan = build_plan(action, context, dry=is_dry_run(form))
+    plan = build_plan(action, context, is_dry_run=is_dry_run(form))
     spec, name = subject.spec, subject.route_name or subject.name
     plan = replace(plan, missing=find_form_problem(action, name, form, now_ms=clock.now_ms()))
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):

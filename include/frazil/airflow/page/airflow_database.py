@@ -144,7 +144,7 @@ def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | No
         }
         ended = session.execute(tasks.order_by(TaskInstance.end_date.is_(None), TaskInstance.end_date)).all()
     results = [TaskResult(task, str(state), texts.get((task, index), ""), index) for task, index, state in ended]
-    return describe_run(dag_id, run_id, str(run.state), results, paused=read_pauses([dag_id]).get(dag_id, False))
+    return describe_run(dag_id, run_id, str(run.state), results, is_paused=read_pauses([dag_id]).get(dag_id, False))
 
 
 def _subjects_of(conf: Any) -> list[Any]:
@@ -206,7 +206,7 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
     home = os.environ.get("AIRFLOW_HOME", "")
-    return find_missing(heartbeats, now_ms=at_ms, dev=bool(home) and Path(home).absolute() == dev_airflow_home())
+    return find_missing(heartbeats, now_ms=at_ms, in_dev=bool(home) and Path(home).absolute() == dev_airflow_home())
 
 
 def last_heartbeats() -> dict[str, ComponentHeartbeat]:

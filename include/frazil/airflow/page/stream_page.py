@@ -104,7 +104,7 @@ class PendingReads:
         specs = [stream.spec for stream in cached_declarations().value or () if stream.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
-            status=views.request_status(spec, first=True),
+            status=views.request_status(spec, is_first=True),
             history=request(group, history_key, past, keep_s=CACHE_S, first=True),
             ends=request(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
             writers=request("this host", ("writers", name), LocalLauncher(name).observe, keep_s=CACHE_S),

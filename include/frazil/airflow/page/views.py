@@ -191,9 +191,9 @@ def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def request_status(spec: StreamSpec, *, keep_s: float = CACHE_S, first: bool = False) -> PendingAnswer[StreamState]:
+def request_status(spec: StreamSpec, *, keep_s: float = CACHE_S, is_first: bool = False) -> PendingAnswer[StreamState]:
     fetch = partial(fetch_stream, spec)
-    return answer_cache().request(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
+    return answer_cache().request(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=is_first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:

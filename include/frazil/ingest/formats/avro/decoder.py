@@ -197,7 +197,7 @@ class AvroDecoder(FormatDecoder):
                 text = text.strip(b'"')
             if (part := program.rests.get(operation)) is None:
                 return text
-            other_fields = rest_of(text, part, nulls=False)
+            other_fields = rest_of(text, part, keeps_nulls=False)
             return None if other_fields is None else other_fields.encode()
         except InvalidAvroValue as error:
             self._has_json_faults = True
@@ -286,7 +286,7 @@ class AvroDecoder(FormatDecoder):
 
     def _add_drift(self, schema_id: int, written: Any) -> None:
         if self._options.drift != "off":
-            drift = find_drift(self._as_avro_type(written), self._struct, widening=self._options.drift == "full")
+            drift = find_drift(self._as_avro_type(written), self._struct, allows_wider=self._options.drift == "full")
             self._beyond[schema_id] = drift.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:

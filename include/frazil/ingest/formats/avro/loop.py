@@ -117,7 +117,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, slot: int, words: Numbe
 
 @loop
 def write_decimal(
-    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, slot: int, words: Numbers
+    is_negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, slot: int, words: Numbers
 ) -> bool:
     """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns False if too big."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
@@ -125,7 +125,7 @@ def write_decimal(
         return False
     for _ in range(ops[op, code.TENS]):
         high, low = times_ten(high, low, _0)
-    if negative:
+    if is_negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[slot] = np.int64(low)
     words[slot + 1] = np.int64(high)

@@ -203,10 +203,10 @@ _MAX_DIGITS = 38
 _MAX_PARTS = 10_000
 
 
-def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
+def find_drift(written: AvroType, struct: iceberg.StructType, *, allows_wider: bool) -> SchemaDrift:
     changes = [*_find_changes(written, struct, (), frozenset())]
     new = {path: found_type for path, found_type, _ in changes if found_type is not None}
-    return SchemaDrift(new, {path: kind for path, _, kind in changes if kind} if widening else {})
+    return SchemaDrift(new, {path: kind for path, _, kind in changes if kind} if allows_wider else {})
 
 
 def _find_changes(

@@ -68,7 +68,7 @@ class JsonDecoder(FormatDecoder):
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
         self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * _MIN_PIECES, np.int64)
         self._errors = np.zeros(loop.FIRST_ERROR + loop.ERROR_WIDTH * _MIN_ERRORS, np.int64)
-        self._new_keys = unknown_keys.allocate_memory(on=options.drift != "off")
+        self._new_keys = unknown_keys.allocate_memory(is_on=options.drift != "off")
         self._beyond: DriftFinder | None = None
         self._widening = options.drift == "full"
         if options.drift != "off":
@@ -192,7 +192,7 @@ class JsonDecoder(FormatDecoder):
         sampled = loop.NEW if is_again else loop.SAMPLE  # the first reading may have counted a sample
         new = self._beyond.find_new_fields(values.take(np.flatnonzero(flags & sampled)))
         if any(map(has_unknown_part, new.values())):
-            self._new_keys = unknown_keys.allocate_memory(on=True)  # forget the keys found so far
+            self._new_keys = unknown_keys.allocate_memory(is_on=True)  # forget the keys found so far
         return join_drift([unknown, SchemaDrift(new, records=records)])
 
     def _explain(

@@ -72,17 +72,17 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
     return None
 
 
-def rest_of(text: bytes, part: Part, *, nulls: bool = True) -> str | None:
-    """Return the `rest` text of an object; None if no field is left. Unless `nulls`, omits null fields."""
-    other_members = _write_rest(text, _skip_white_space(text, 0), part, nulls=nulls)
+def rest_of(text: bytes, part: Part, *, keeps_nulls: bool = True) -> str | None:
+    """Return the `rest` text of an object; None if no field is left. Unless `keeps_nulls`, omits null fields."""
+    other_members = _write_rest(text, _skip_white_space(text, 0), part, keeps_nulls=keeps_nulls)
     return None if other_members is None else other_members.decode()
 
 
-def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | None:
+def _write_rest(text: bytes, at: int, part: Part, *, keeps_nulls: bool) -> bytes | None:
     if text.startswith(b"null", at):
         return None
     if isinstance(part, Entries) and not part.is_map:
-        parts = [_write_rest(text, value, part.each, nulls=nulls) for value, _ in _elements(text, at)]
+        parts = [_write_rest(text, value, part.each, keeps_nulls=keeps_nulls) for value, _ in _elements(text, at)]
         return b"[" + b",".join(part_text or b"null" for part_text in parts) + b"]" if any(parts) else None
     members = []
     for start, name, value, end in _members(text, at):
@@ -91,10 +91,10 @@ def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | Non
         elif name in part.taken:
             inside = part.taken[name]
         else:
-            if name.lower() not in part.hidden and (nulls or text[value:end] != b"null"):
+            if name.lower() not in part.hidden and (keeps_nulls or text[value:end] != b"null"):
                 members.append(text[start:end])
             continue
-        if inside is not None and (nested := _write_rest(text, value, inside, nulls=nulls)) is not None:
+        if inside is not None and (nested := _write_rest(text, value, inside, keeps_nulls=keeps_nulls)) is not None:
             members.append(text[start:value] + nested)
     return b"{" + b",".join(members) + b"}" if members else None
 

@@ -192,17 +192,17 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 
 @loop
-def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
+def parse_decimal(b: Octets, p: int, precision: int, scale: int, is_text: bool) -> tuple[int, np.uint64, np.uint64]:
     """Read a number as a decimal of this scale.
 
     Returns the position after it (NO if it does not fit), and the high and low word of the unscaled value in two's
-    complement. `text` means that the number is in a string, in any form that Python's Decimal accepts.
+    complement. `is_text` means that the number is in a string, in any form that Python's Decimal accepts.
     """
     negative = b[p] == 45
-    if negative or (text and b[p] == 43):
+    if negative or (is_text and b[p] == 43):
         p += 1
     high, low, digits, zeros, power, seen = _0, _0, 0, 0, 0, 0
-    if not text and b[p] == 48 and is_digit(b[p + 1]):
+    if not is_text and b[p] == 48 and is_digit(b[p + 1]):
         return NO, _0, _0
     fraction = False
     while True:
@@ -220,7 +220,7 @@ def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> 
                 high, low = times_ten(high, low, np.uint64(c - 48))
                 digits += zeros + 1
                 zeros = 0
-        elif c == 46 and not fraction and (text or (seen and is_digit(b[p + 1]))):
+        elif c == 46 and not fraction and (is_text or (seen and is_digit(b[p + 1]))):
             fraction = True
         else:
             break

@@ -144,9 +144,9 @@ MAX_SAMPLES = 256
 MAX_NESTED_SAMPLES = 4096
 
 
-def allocate_memory(*, on: bool) -> Numbers:
-    memory = np.zeros(FIRST_KEY + 3 * SLOTS if on else FIRST_KEY, np.int64)
-    memory[ON] = on
+def allocate_memory(*, is_on: bool) -> Numbers:
+    memory = np.zeros(FIRST_KEY + 3 * SLOTS if is_on else FIRST_KEY, np.int64)
+    memory[ON] = is_on
     return memory
 
 

@@ -164,11 +164,11 @@ def _is_key(b: Octets, p: int, end: int, key: int, s: Scratch) -> bool:
 
 
 @loop
-def _find_key(b: Octets, p: int, stop: int, escaped: bool, keys: int, s: Scratch) -> int:
+def _find_key(b: Octets, p: int, stop: int, is_escaped: bool, keys: int, s: Scratch) -> int:
     """Return the number of the key in `[p, stop)`. A new key gets the number `keys`."""
     start = s.ends[keys]
     length = stop - p
-    if escaped:
+    if is_escaped:
         length = unescape(b, p, stop, s.names, start) - start
     else:
         memcpy(np.int64(s.names.ctypes.data) + start, np.int64(b.ctypes.data) + p, length)
@@ -207,10 +207,10 @@ def _compare(s: Scratch, key: int, start: int, length: int) -> int:
 
 
 @loop
-def _write_text(b: Octets, p: int, end: int, escaped: bool, to: Octets, at: int) -> int:
+def _write_text(b: Octets, p: int, end: int, is_escaped: bool, to: Octets, at: int) -> int:
     start = at + (1 if end - p <= _MAX_SHORT_TEXT else 5)
     after = start + end - p
-    if escaped:
+    if is_escaped:
         after = unescape(b, p, end, to, start)
     elif end > p:
         memcpy(np.int64(to.ctypes.data) + start, np.int64(b.ctypes.data) + p, end - p)

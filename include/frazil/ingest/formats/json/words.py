@@ -137,13 +137,13 @@ def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
 
 @loop
 def write_string(
-    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
+    b: Octets, p: int, end: int, is_escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
     """Write the start and length of a string to `words`. Returns False if `text` is full.
 
     An escaped string is first unescaped into `text`.
     """
-    if not escaped:
+    if not is_escaped:
         words[at] = p
         words[at + 1] = end - p
         return True
@@ -160,14 +160,14 @@ def write_string(
 
 @loop
 def write_decoded_base64(
-    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
+    b: Octets, p: int, end: int, is_escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
     """Decode base64, which may have escapes, into `text`; length -1 if invalid. Returns False if `text` is full."""
     last = len(entry_counts) - 1
     used = entry_counts[last, USED]
     if used + end - p > entry_counts[last, ROOM]:
         return False
-    if escaped:
+    if is_escaped:
         length = _decode_base64(text, used, unescape(b, p, end, text, used), text, used)
     else:
         length = _decode_base64(b, p, end, text, used)
