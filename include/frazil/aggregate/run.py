@@ -184,7 +184,7 @@ def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with translate_catalog_errors(catalog.name):
         if not catalog.table_exists(identifier):
-            # Not with Spark, which numbers columns from 0: SeaweedFS refuses a partition by column 0.
+            # Spark would number the columns from 0, and SeaweedFS refuses a partition by column 0.
             iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # it has no public name
             converted = iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema())
             schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(converted))

@@ -78,7 +78,7 @@ class HostedLauncher(Launcher):
             )
             lock.record(launch)
             writer = self._make()
-            # A daemon: a writer that hangs must not keep the process alive.
+            # The thread is a daemon, because a writer that hangs must not keep the process alive.
             thread = threading.Thread(target=self._run, args=(lock, launch, writer), name=self._stream, daemon=True)
             previous = self._launch, self._writer, self._thread, self.killed_at_s, self.code
             self._launch, self._writer, self._thread, self.killed_at_s, self.code = launch, writer, thread, None, None

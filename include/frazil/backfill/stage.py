@@ -49,7 +49,7 @@ def stage(
     """
     backfill.check_run_not_abandoned()
     backfill.check()
-    # First, because dead letters of a published backfill that are not committed yet would look like missing records.
+    # This comes first: uncommitted dead letters of a published backfill would look like missing records.
     finish_ended_backfill(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()

@@ -112,7 +112,7 @@ def run_in_foreground(
     lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Before the fork, so that a Ctrl-C in between reaches our handlers, not Python's.
+    # Set these before the fork: a Ctrl-C in between then reaches our handlers, not Python's.
     follower = ForegroundWriter(folder, streams or (stream,), as_json=as_json)
     follower.listen()
     writer = os.fork()

@@ -144,7 +144,7 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, state: StreamState, *, now_ms: int) -> int | None:
-    # Without the whole day: replays are counted by hour, and may be replays of earlier dead letters.
+    # Part of a day is not enough: replays are counted by hour, and may concern earlier dead letters.
     commits = state.recent_commits
     if commits is None or not commits.rejected_last_day or commits.rejected_since_ms is not None:
         return None

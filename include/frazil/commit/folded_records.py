@@ -94,7 +94,7 @@ class FoldedRecords:
         path = self._path(records)
         head = {"format": FORMAT_VERSION, "keys": list(records)}
         lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
-        # No timestamp, so that equal records produce equal bytes.
+        # Without a timestamp, equal records produce equal bytes.
         self._store.put_if_absent(path, gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0))
         stored = self._store.get(path)
         return stored is not None and _decode_records(stored, path) == records

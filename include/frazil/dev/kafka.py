@@ -52,7 +52,7 @@ advertised.listeners={listeners}
 controller.listener.names=CONTROLLER
 log.dirs={data}
 auto.create.topics.enable=false
-# Keep records of any age.
+# The broker keeps records of any age.
 log.retention.ms=-1
 # One broker holds the only copy of the internal topics.
 offsets.topic.replication.factor=1
@@ -164,7 +164,7 @@ def _run_broker(options: list[str]) -> None:
 
 def _format_storage(java: list[str], properties: Path, data: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # With `=`, because one id in 64 begins with a dash, which would look like an option.
+    # The `=` is needed: one id in 64 begins with a dash, and would look like an option.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
     ran = subprocess.run(
         command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120

@@ -46,7 +46,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     """An object store in one folder, which keeps ports and keys. A running one is used unchanged."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
-    # Short, because acknowledged data is already on disk. A regular stop would wait 15 s for SeaweedFS's own
+    # The time is short, because acknowledged data is already on disk. A regular stop would wait 15 s for SeaweedFS's own
     # components, which are its clients.
     STOP_GRACE_S = 3
 

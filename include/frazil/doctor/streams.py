@@ -75,7 +75,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         return read_stream_state(spec, now_ms=clock.now_ms(), in_full=in_full, catalogs=checked.services)
 
     failures, specs = defaultdict[str, list[str]](list), [*streams.values()]
-    # In parallel: a table whose storage hangs does not make its catalog count as silent for the other streams.
+    # Both run in parallel: a table whose storage hangs does not make its catalog count as silent for the other streams.
     for spec, state in zip(specs, run_in_parallel(read, specs), strict=True):
         is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
         if state.needs_operator and not is_known:

@@ -253,7 +253,7 @@ class _RecordingThread:
         self._leaving: dict[Recording, threading.Event] = {}
         self._over = False
         self._lock, self._wake = threading.Lock(), threading.Event()
-        # A daemon: a storage request that hangs must not keep the process alive.
+        # The thread is a daemon: a storage request that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def add(self, recording: Recording) -> bool:

@@ -102,6 +102,6 @@ def build_writer_environment(
         if value and (name in NAMES or name in referenced or name.startswith(PREFIXES)) and name != INHERITED_LOCK
     }
     exported = {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
-    # Unbuffered, because the log is read while the writer runs.
+    # The output is not buffered, because the log is read while the writer runs.
     fixed = {"FRAZIL_HOME": home, "PYTHONUNBUFFERED": "1"}
     return {"PYSPARK_PYTHON": python, **passed, **exported, **fixed}

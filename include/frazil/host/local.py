@@ -70,7 +70,7 @@ class LocalLauncher(Launcher):
         if launch is None:
             return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
         state = _process_state(launch)
-        # Read after the state, because the parent records the exit before it ends.
+        # Read the exit after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
         may_end_unseen = launch.kind is LaunchKind.SUPERVISED or launch.writer is not None
         is_unrecorded = state is ProcessState.ENDED and may_end_unseen

@@ -76,8 +76,8 @@ def propose_columns(
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
     `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
-    With `allows_dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a field
-    with several types becomes a column of texts.
+    With `allows_dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a
+    field with several types becomes a column of texts.
     """
     sampled = statistics.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
@@ -313,7 +313,7 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
     simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:
         case "int":
-            # Not `int`: small integers in a sample do not prove that later ones, such as ids, are small.
+            # `int` might be too small: small integers in a sample do not prove that later ones, such as ids, are small.
             return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
         case "object":
             return _guess_object_type(observed, lists)

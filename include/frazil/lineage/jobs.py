@@ -60,7 +60,7 @@ class JobReporter:
     def __init__(self, settings: LineageSettings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
         self._events: queue.Queue[_Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
-        # A daemon: a backend that hangs must not keep the process.
+        # The thread is a daemon: a backend that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
         self._unsent: list[_Event] = []
         self._failed = False

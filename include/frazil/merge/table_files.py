@@ -77,7 +77,7 @@ COMPARABLE_TYPES = frozenset({int, str, date})
 ColumnBounds = Mapping[str, tuple[Any, Any]]
 _DELETES_SCHEMA = pa.schema(
     [
-        # As plain texts, the paths of all rows may take more than the 2 GiB of an array.
+        # The paths of all rows may take more than the 2 GiB that an array of plain texts can hold.
         pa.field(
             "file_path",
             pa.dictionary(pa.int32(), pa.string()),

@@ -253,7 +253,7 @@ def plan_reset(spec: StreamSpec, request: ResetTarget, *, by: str) -> PreparedAc
         target = find_target_offsets(request, state=state, available=available, kafka=kafka)
     plan = compute_moves(spec, target, state=state, available=available)
     consequences = describe_consequences(spec, plan, state=state, available=available)
-    # Without the target: the end of a topic moves while the user reads the plan.
+    # The token omits the target: the end of a topic moves while the user reads the plan.
     version_token = hashlib.sha256(f"{state.marker_text}|{request.to}|{request.at}".encode()).hexdigest()
 
     def carry_out() -> object:

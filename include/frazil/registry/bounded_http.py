@@ -30,7 +30,7 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
     watch.daemon = True
     watch.start()
     try:
-        # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
+        # Pass the setting again, because $REQUESTS_CA_BUNDLE would override the session's.
         with session.get(url, timeout=timeout_s, verify=session.verify, stream=True) as response:
             content = bytearray()
             for piece in response.iter_content(2**16):
@@ -95,7 +95,7 @@ class _TimeLimit:
 def _shut_down(sock: socket.socket) -> None:
     """Shut down a socket. A thread that is reading from it then gets an error."""
     with suppress(OSError):
-        # Not TLS's own shutdown, which must not run while another thread reads.
+        # TLS's own shutdown must not run while another thread reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 

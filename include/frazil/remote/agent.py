@@ -219,7 +219,7 @@ class Agent:
             self._order = other  # from a concurrent agent: the next poll decides about its driver
             return
         former = self._current_order()
-        # First the order, then the submission: otherwise nothing would refer to the driver.
+        # The order precedes the submission. Otherwise, nothing would refer to the driver.
         self._folder.put_order(order)
         self._order, self._report, self._status = order, None, _UNKNOWN_STATUS
         self._ordered_at_s, self._followed, self._log_shown, self._reports_read = self._monotonic(), True, 0, 0

@@ -177,7 +177,7 @@ def assess_group(
                 return None
             begin_us = None
             if has_begun and group[name].cursor is None and bound_us is not None:
-                # The window of the table's first rows, but not of long ago.
+                # Begin with the window of the table's first rows, but at most MAX_WINDOWS ago.
                 open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
                 begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
                 begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)

@@ -280,7 +280,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
         return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
 
     landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
-    # Only if the manifests are proven unused: an append whose response was lost may have landed.
+    # Delete the files only if their manifests are unused: an append without a response may have landed.
     if not landed and files and not writer.manifests:
         _delete_files(handle.current(), files)
     return landed

@@ -191,7 +191,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         return _with_end(described, end)
     if heartbeat is None:
         return described
-    # The process that recorded no exit code yet is about to do so.
+    # The process has not recorded its exit code yet, but is about to.
     code = 0 if heartbeat.phase is Phase.ENDED and heartbeat.cause is None else None
     return replace(described, exit_code=code, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.cause)
 

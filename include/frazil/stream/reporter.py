@@ -283,7 +283,7 @@ class Reporter:
                 advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
                 self._state = dataclasses.replace(self._state, advanced_at_ms=advanced_ms)
             if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
-                # The writer has caught up, however late.
+                # The writer has caught up, even if it was late.
                 self._state = dataclasses.replace(self._state, backpressure_ms=0)
         if report is not None:
             self._report_lag(sample, unread)

@@ -125,7 +125,7 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
         ]
         sealed = [secrets for path in by_path[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
-        # Another id: the column was dropped and added again.
+        # If the id differs, the column was dropped and added again.
         field = column.field_id, str(column.field_type), column.write_default, column.required
         return _sha256((common, by_path, sealed, names, field, expressions.get(column.name)))
 

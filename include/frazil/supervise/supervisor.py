@@ -197,7 +197,7 @@ def to_history_event(
     decision: Decision, desired: DesiredState | UnreadableState, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
     if decision.cause is Cause.PAUSED and isinstance(desired, DesiredState):
-        # With the time of the pause and a constant text, because each later supervisor records it again.
+        # The time and the text are constant, because each later supervisor records the pause again.
         reason = f": {desired.reason}" if desired.reason else ""
         return HistoryEvent(
             desired.at_ms, EventKind.SUPERVISION, f"the stream is paused by {desired.by or 'an unknown user'}{reason}"

@@ -201,7 +201,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
             raise AirflowSkipException(text)
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
-    # As text: readers that parse JSON numbers as floats would round such a large number.
+    # The id is text, because readers that parse JSON numbers as floats would round it.
     return {"snapshot_id": str(chosen.snapshot_id), "revisions": chosen.revisions}
 
 

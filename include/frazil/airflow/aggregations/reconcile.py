@@ -46,7 +46,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
         store.set(FIRST_DAY_KEY, str(opened))
         first = opened
     now_ms = clock.now_ms()
-    # Half of the declared time, so that the run has the other half before an alert fires.
+    # This is half of the declared time. The run has the other half before an alert fires.
     late = select_overdue_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not late:
         raise AirflowSkipException(f"all days of {name} that were complete {spec.within / 2} ago are aggregated")

@@ -73,7 +73,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
             retry_delay=RETRY_DELAY,
         ),
     ) as dag:
-        # Typed as what the tasks get when they run.
+        # The types are those that the tasks get when they run.
         failing: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
         _stream_tasks.partial(folder=str(folder.absolute())).expand(name=failing)
     return dag

@@ -117,7 +117,7 @@ def alerts(measured: AlertLists) -> None:
     if not active:
         raise AirflowSkipException("no alert is active")
     for alert in active:
-        # One log line each: Airflow truncates long texts of exceptions.
+        # Each gets a log line, because Airflow truncates long texts of exceptions.
         log.error("%s", alert["sentence"])
     rules = sorted({alert["rule"] for alert in active})
     raise AirflowFailException(

@@ -94,7 +94,7 @@ def maintenance_dag(
             retry_delay=RETRY_DELAY,
         ),
     ) as dag:
-        # Typed as what the tasks get when they run.
+        # The types are those that the tasks get when they run.
         due: Any = task(inlets=[HEALTH], max_active_tis_per_dag=1)(check_due)(names, folder)
         app = {"application": str(Path(application).absolute()), "conf": dict(spark or {})}
         _table_tasks.partial(folder=folder, app=app).expand(name=due)

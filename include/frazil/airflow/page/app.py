@@ -203,7 +203,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
         if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, f"the form has more than {MAX_FORM_BYTES:,} bytes")
     try:
-        # Not msgspec, which rejects half of a surrogate pair: an error names the field when it is read.
+        # msgspec would reject half of a surrogate pair. Here, the error names the field when it is read.
         form = json.loads(body)
     except (ValueError, RecursionError):
         form = None

@@ -44,7 +44,7 @@ from frazil.timetext import format_utc
 
 RESPONSE_TIMEOUT_S = 1.3
 """Maximum wait for a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
-# Short, because the page refreshes soon, and one stream that hangs must not delay the others.
+# The wait is short: the page refreshes soon, and one stream that hangs must not delay the others.
 FIRST_OVERVIEW_TIMEOUT_S, OVERVIEW_TIMEOUT_S = 0.4, 0.2
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0

@@ -122,7 +122,7 @@ def held(table: str, streams: str) -> None:
     if not signals:  # all were released meanwhile
         return
     for window in signals:
-        # One log line each: Airflow truncates long texts of exceptions.
+        # Each gets a log line, because Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", window.table, window.partition, window.note)
     several = any(window.table != table for window in signals)
     keys = [

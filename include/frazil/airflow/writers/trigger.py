@@ -72,7 +72,7 @@ def find_task_action(task: DeferredTask) -> TaskAction:
         return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
         return TaskAction.CLEARED
-    # Already deferred again as another try, so a user cleared it.
+    # The task is already deferred as another try, so a user cleared it.
     return TaskAction.CLEARED if (task.try_number_now or 0) > task.try_number else TaskAction.TAKEN_OVER
 
 

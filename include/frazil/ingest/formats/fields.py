@@ -164,7 +164,7 @@ class FieldsDecoder(FormatDecoder):
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
             shape.put((*within, *self._paths[field.name]), field.model_copy(update={**as_text, **optional}))
-        # Not the constructor: its index of names refuses a field "a.b" next to the field b of an object a.
+        # The constructor would fail: its index of names refuses a field "a.b" next to the field b of an object a.
         record = Schema.model_construct(fields=tuple(shape.fields()), schema_id=schema.schema_id)
         record._name_to_id = {field.name: field.field_id for field in record.fields}
         of_texts = {field.field_id: AS_TEXT for field in texts}
