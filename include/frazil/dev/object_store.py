@@ -46,8 +46,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     """An object store in one folder, which keeps ports and keys. A running one is used unchanged."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
-    # The time is short, because acknowledged data is already on disk. A regular stop would wait 15 s for SeaweedFS's own
-    # components, which are its clients.
+    # The time is short, because acknowledged data is already on disk. A regular stop would wait 15 s for SeaweedFS's
+    # own components, which are its clients.
     STOP_GRACE_S = 3
 
     def __init__(self, folder: Path, *, port: int | None = None, catalog_port: int | None = None) -> None:
