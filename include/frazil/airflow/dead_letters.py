@@ -84,8 +84,8 @@ def settle(streams: str) -> dict[str, Any]:
 
     context = get_current_context()
     user = context["dag_run"].triggering_user_name
-    by = f"{user}, Airflow" if user else f"the DAG run {context['dag_run'].run_id}"
-    arguments = dlq_arguments(context["params"], run_name(context), by=by)
+    user_text = f"{user}, Airflow" if user else f"the DAG run {context['dag_run'].run_id}"
+    arguments = dlq_arguments(context["params"], run_name(context), by=user_text)
     log.info("frazil %s", " ".join(arguments))
     process = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
     for line in process.stderr.splitlines():

@@ -166,8 +166,8 @@ class WriterApplication:
                 host.launcher.stop_writer_elsewhere()
             if host.last_logged != (other.id,):
                 host.last_logged = (other.id,)
-                runs = "another process on this host still runs the writer"
-                log.info(f"%s: {runs} (%s); it starts here when that process ends", name, other.kind)
+                sentence = "another process on this host still runs the writer"
+                log.info(f"%s: {sentence} (%s); it starts here when that process ends", name, other.kind)
             return None
         return host.supervisor.step()
 

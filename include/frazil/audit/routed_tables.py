@@ -234,8 +234,8 @@ def compare_table_counts(
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
             row_text = format_count(rows - waiting[name], "row")
-            waits = f" and {format_count(waiting[name], 'row', 'waits|wait')} for it," if waiting[name] else ""
-            sentence = f"the table has {row_text},{waits} but commit records count {expected:,}"
+            waiting_text = f" and {format_count(waiting[name], 'row', 'waits|wait')} for it," if waiting[name] else ""
+            sentence = f"the table has {row_text},{waiting_text} but commit records count {expected:,}"
             yield Finding(FindingKind.MISCOUNTED, abs(rows - expected), sentence, name)
 
 

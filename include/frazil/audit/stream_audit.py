@@ -385,8 +385,8 @@ def _describe_change(summary: Summary | None) -> str:
         return f"{row_text}wrote {format_count(by_value, 'equality delete')}, each for any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
-    rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""
-    return f"removed {format_count(deleted - added, 'row')}{rewritten}"
+    rewritten_text = f" ({deleted:,} rewritten as {added:,})" if added else ""
+    return f"removed {format_count(deleted - added, 'row')}{rewritten_text}"
 
 
 def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, has_coordinates: bool) -> tuple[Finding, ...]:

@@ -335,24 +335,24 @@ def _report_keys(
     keys: ChangedKeys, spec: StreamSpec, subject: str, may_delete: str | None = None, *, by_others: int = 0
 ) -> Iterator[Finding]:
     """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
-    also = ""
+    note = ""
     if keys.redeclared_columns:
         columns = ", ".join(keys.redeclared_columns)
-        also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
+        note = f". A reset also replaces values of {columns} that an earlier declaration wrote"
     if keys.undecided.total:
         of_keys = format_count(keys.undecided.total, "key")
-        also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
+        note += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
     correction = (
-        f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
+        f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{note}"
     )
-    restored = (
+    restored_text = (
         f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
         if by_others
         else ""
     )
-    late = f"{LATE_AFTER_DELETE}{also}" if spec.order_by else correction
+    cause_text = f"{LATE_AFTER_DELETE}{note}" if spec.order_by else correction
     absent, of_key = FindingKind.MISSING, "the key's newest change in Kafka"
-    of_absent = f"is not in the table, although {of_key} is not a delete{correction}{restored}"
+    of_absent = f"is not in the table, although {of_key} is not a delete{correction}{restored_text}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
     of_redeclared = (
@@ -364,7 +364,7 @@ def _report_keys(
         (FindingKind.MISCOUNTED, keys.updated, f"has other values in the table than in {of_key}{correction}"),
         (FindingKind.NOT_COMPARED, keys.redeclared, of_redeclared),
         (FindingKind.NOT_COMPARED, keys.undecided, UNDECIDED),
-        (FindingKind.UNCLAIMED, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
+        (FindingKind.UNCLAIMED, keys.deleted, f"is in the table, although {of_key} is a delete{cause_text}"),
     ):
         if count:
             sentence = f"{format_count(count, 'key')}{_format_keys(first, count)}: each {description}"

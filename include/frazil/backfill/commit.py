@@ -160,8 +160,8 @@ class BackfillCommitter:
             if (self.backfill.replays or merges) and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
             raise
-        failed = f", and {format_count(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._add_to_history(f"is published: {format_count(self.backfill.records, 'record')}{failed}")
+        rejected_text = f", and {format_count(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
+        self._add_to_history(f"is published: {format_count(self.backfill.records, 'record')}{rejected_text}")
         finish_ended_backfill(self.tables)
         return self.backfill
 

@@ -93,7 +93,7 @@ def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str
         return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
     if not dry_run.max_records:
         return [f"Stream {stream}: none of the {dry_run.requested:,} requested {unit} is missing."]
-    missing = (
+    missing_text = (
         f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {unit} would be read, in "
         f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are in the table, or have no "
         "row."
@@ -111,12 +111,12 @@ def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str
     if mode.merges:
         size += " Only the merge shows how many rows change."
     partitions = format_count(dry_run.partitions, "partition")
-    touched = (
+    files_text = (
         f"The records fall into {partitions} of the table."
         if dry_run.exact
         else f"The sample falls into {partitions} of the table, so at least that many partitions change."
     )
-    return [missing, size, touched]
+    return [missing_text, size, files_text]
 
 
 def stage_sample(backfill: Backfill, plan: BackfillPlan) -> StageResult:

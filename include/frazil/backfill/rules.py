@@ -73,9 +73,9 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
         return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
-        end = "publish" if backfill.stays_on_branch else "finish"
+        verb = "publish" if backfill.stays_on_branch else "finish"
         raise WriterBusy(
-            f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}. To {end} it: "
+            f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}. To {verb} it: "
             f"`{backfill.command}`. To remove it: `frazil backfill {request.stream} --abandon`"
         )
     return dataclasses.replace(backfill.with_epoch(epoch, request.run), request=fields)
@@ -214,10 +214,10 @@ def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_
     """Return why an open backfill makes no progress, and what to do; None if it may be running."""
     if not last.is_open:
         return None
-    end = f"To remove it: `frazil backfill {last.stream} --abandon`"
+    remedy = f"To remove it: `frazil backfill {last.stream} --abandon`"
     if last.stays_on_branch:
-        return f"its rows are not published. To publish them: `{last.command}`. {end}"
-    ways = f"to finish it: `{last.command}`. {end}"
+        return f"its rows are not published. To publish them: `{last.command}`. {remedy}"
+    ways = f"to finish it: `{last.command}`. {remedy}"
     worker, head = last.worker, head_of(metadata, branch_name(last.stream))
     if worker is not None and worker.host == socket.gethostname():
         alive = is_alive(ProcessMark(worker.pid, worker.started_at_s))
@@ -290,8 +290,8 @@ def find_problems(staged: StagedRecords) -> list[str]:
         lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:
             but = f" (according to its journals, the transform dropped {dropped[tp]:,})" if dropped[tp] else ""
-            first = f", the first at offset {lost.min():,}" if lost else ""
-            problems.append(f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}{first}")
+            where = f", the first at offset {lost.min():,}" if lost else ""
+            problems.append(f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}{where}")
     return problems
 
 

@@ -151,15 +151,15 @@ def _print_result(
         echo(f"Stream {spec.name} has never had a backfill.")
     else:
         mode = spec.sinks.mode
-        repeats = "; repeats do not become rows" if mode.drops_repeats else ""
-        staged = f"{last.records:,} in {format_count(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
+        repeats_text = "; repeats do not become rows" if mode.drops_repeats else ""
+        staged_text = f"{last.records:,} in {format_count(last.files, 'file')}, {last.bytes:,} bytes{repeats_text}"
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and not mode.replaces_rows else ""
         echo_fields(
             {
                 "replay" if last.replays else "backfill": last.id,
                 "state": f"{last.state}{on_branch}" + (f"; {interruption}" if interruption else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}" if last.chunks else "none yet",
-                f"{mode.noun}s": staged,
+                f"{mode.noun}s": staged_text,
                 **({"changed rows": format_counts(changes)} if any(changes.values()) else {}),
                 "dead letters": f"{last.rejected:,}",
                 **{name: _option_text(value) for name, value in last.options.items()},

@@ -186,10 +186,10 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
 def check_not_new(catalog: Catalog, table: str, metadata: TableMetadata | None) -> None:
     if (new := describe_new_catalog(catalog)) is None:
         return
-    last = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
+    note = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
     raise SpecError(
         f"nothing was registered in the catalog {catalog.name!r}: {new}, so another catalog may still have the table "
-        f"{table}{last}. A table in two catalogs loses the commits of one of them. Restore that catalog, or correct "
+        f"{table}{note}. A table in two catalogs loses the commits of one of them. Restore that catalog, or correct "
         "FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
     )
 

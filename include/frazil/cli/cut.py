@@ -169,8 +169,8 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
     missing = [*lost, *map(str, find_tables_missing_backfill(tables, existing))]
     if missing:
         error = TableLost if lost else RouteBehind
-        between = "\n- " if len(missing) > 1 else " "  # each is long, because it has a remedy
-        raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
+        separator = "\n- " if len(missing) > 1 else " "  # each is long, because it has a remedy
+        raise error(f"no cut of {spec.name!r} has all rows:{separator}{separator.join(missing)}")
 
 
 def _tag(name: str, snapshot_set: SnapshotSet, tables: LoadedTables) -> None:

@@ -63,14 +63,14 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired_store(spec)
     desired.pause(by=current_user(), reason=reason)
-    supervision, stops = find_supervision(spec, now_ms=clock.now_ms()), ": its writer stops after the current batch"
+    supervision, stop_text = find_supervision(spec, now_ms=clock.now_ms()), ": its writer stops after the current batch"
     if supervision.starter is Starter.USER:
-        stops = f": its writer runs in the foreground and continues until you end it ({supervision.how_to_end})"
+        stop_text = f": its writer runs in the foreground and continues until you end it ({supervision.how_to_end})"
     if spec.resources.driver_in_cluster:
-        stops = ": its driver in the cluster notices within half a minute, and stops after its current batch"
+        stop_text = ": its driver in the cluster notices within half a minute, and stops after its current batch"
     elif read_stream_state(spec, now_ms=clock.now_ms(), in_full=False).alive is False:
-        stops = "; no writer runs"
-    output.say(f"{stream} is paused{stops}. No supervisor starts one until `frazil resume {stream}`.")
+        stop_text = "; no writer runs"
+    output.say(f"{stream} is paused{stop_text}. No supervisor starts one until `frazil resume {stream}`.")
     _report_scope(spec, desired, output)
     if problem:
         echo(problem, err=True)
@@ -103,12 +103,12 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
     desired = open_desired_store(spec)
     desired.resume(by=current_user(), reason=reason)
     supervision = find_supervision(spec, now_ms=clock.now_ms())
-    starts = supervision.next_start
+    start_text = supervision.next_start
     if supervision.starter is Starter.USER:
-        starts = "it runs in the foreground"
+        start_text = "it runs in the foreground"
     elif _missing_table_reason(spec, desired):
-        starts = "its writer cannot continue until its table is restored"
-    output.say(f"{stream} is resumed: {starts}.")
+        start_text = "its writer cannot continue until its table is restored"
+    output.say(f"{stream} is resumed: {start_text}.")
     _report_scope(spec, desired, output)
     return desired
 
@@ -134,11 +134,11 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
         raise WriterBusy(f"{stream} is not restarted, and nothing was changed; {supervision.replacement}")
     is_stopped = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False).alive is False
     desired.restart(by=current_user(), reason=reason)
-    starts = supervision.next_start if is_stopped else supervision.replacement
+    start_text = supervision.next_start if is_stopped else supervision.replacement
     if _missing_table_reason(spec, desired):
-        starts = "it cannot continue until its table is restored"
+        start_text = "it cannot continue until its table is restored"
     effect = "has no writer to replace, and is resumed" if is_stopped else "gets a new writer"
-    output.say(f"{stream} {effect}: {starts}.")
+    output.say(f"{stream} {effect}: {start_text}.")
     _report_scope(spec, desired, output)
     return desired
 

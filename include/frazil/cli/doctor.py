@@ -65,11 +65,11 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     if as_json:
         echo_json({"findings": findings, "counts": {state.value: counts[state] for state in CheckState}})
     else:
-        skipped = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
+        skipped_text = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
         count_text = (
             f"{counts[CheckState.WRONG]} wrong, {counts[CheckState.WARNING]} with a warning, {counts[CheckState.OK]} OK"
         )
-        echo(f"\n{count_text}{skipped}")
+        echo(f"\n{count_text}{skipped_text}")
     if counts[CheckState.WRONG]:
         raise SystemExit(1)
 

@@ -265,15 +265,15 @@ class RunTotals:
         where = "" if self._merges else f" in {format_count(batch.files, 'file')}"
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
         rejected = f", {format_count(batch.rejected, 'dead letter')}" if batch.rejected else ""
-        dropped = f", {format_count(repeats, 'repeat')} dropped" if repeats else ""
-        dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
-        return f"batch {batch.key}: {self._landed(batch.records, repeats)}{rejected}{dropped}{where}, {took_s:.1f} s"
+        drops = f", {format_count(repeats, 'repeat')} dropped" if repeats else ""
+        drops += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
+        return f"batch {batch.key}: {self._landed(batch.records, repeats)}{rejected}{drops}{where}, {took_s:.1f} s"
 
     def last_line(self, *, is_stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
         ending = "stopped" if is_stopped else "caught up"
-        reached = "that had waited reached its table|that had waited reached their tables"
-        more_text = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
+        effect = "that had waited reached its table|that had waited reached their tables"
+        more_text = f"; {format_count(self.waited, 'row', effect)}" if self.waited else ""
         more_text += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
@@ -289,25 +289,25 @@ class RunTotals:
     def _end_text(self, ending: str, into: str) -> str:
         if not self._has_records:
             return f"{ending}: no new records for {self._tables}"
-        rows = f"{self._landed(self.records, self._dropped or 0)} {into} {self._tables}"
+        row_text = f"{self._landed(self.records, self._dropped or 0)} {into} {self._tables}"
         if self._dropped is not None:
-            rows += f", {format_count(self._dropped, 'repeat')} dropped"
+            row_text += f", {format_count(self._dropped, 'repeat')} dropped"
         elif self._drops_repeats:
-            rows = f"{format_count(self.records, 'record')} for {self._tables}, including repeats that were dropped"
-        rows += f", {format_count(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
+            row_text = f"{format_count(self.records, 'record')} for {self._tables}, including repeats that were dropped"
+        row_text += f", {format_count(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
         if self.rejected:
-            rows += (
+            row_text += (
                 f", {format_count(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
             )
-        return f"{ending}: {rows}"
+        return f"{ending}: {row_text}"
 
     def document(self, *, is_stopped: bool, waiting: int = 0, lag: int | None = None) -> dict[str, object]:
         waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}
-        ended = "stopped" if is_stopped else "caught-up"
+        ending = "stopped" if is_stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
         other_counts = {"dropped": self.filtered, "waited": self.waited}
         counts = {name: count for name, count in other_counts.items() if count}
-        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **counts, **waits}
+        return {"ended": ending, "records": self.records, "rejected": self.rejected, **repeated, **counts, **waits}
 
     def _landed(self, records: int, repeats: int) -> str:
         if self._drops_repeats and self._dropped is None:

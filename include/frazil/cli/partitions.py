@@ -215,12 +215,12 @@ def _print_windows(document: PartitionsDocument) -> None:
             rows.append((s.partition, str(s.revision), s.state, *counts, str(s.snapshot_id), s.note or ""))
         echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
     begin, end = document.signalled_from, document.signalled_to
-    signalled = "nothing yet" if begin is None or begin == end else f"from {begin} to {end}"
+    range_text = "nothing yet" if begin is None or begin == end else f"from {begin} to {end}"
     echo_fields(
         {
             "table": document.table,
             "window": document.window,
-            "signalled": signalled,
+            "signalled": range_text,
             "next": document.waits_for,
             **({"delay": document.delay} if document.delay else {}),
             **({"held": ", ".join(document.held)} if document.held else {}),

@@ -136,8 +136,8 @@ def _print_differences(differences: _RouteDifferences, stream: str, output: Comm
             f"was forgotten. `frazil route {stream} --give-up {table}` lets it continue"
         )
     for coming in differences.coming:
-        last = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
-        output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
+        text = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
+        output.say(f"{coming.target} is missing {text}: the writer, if it runs, is about to commit them.")
     if not (differences.coming or differences.has_any):
         output.say(f"No table of the route is behind. This compares positions; `frazil audit {stream}` compares rows.")
 

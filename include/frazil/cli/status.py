@@ -243,10 +243,10 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
         at_ms = writer.heartbeat_at_ms
         heartbeat = f", no heartbeat for {format_elapsed(now_ms - at_ms)}" if at_ms else ""
-        doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
+        phase = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
         if writer.phase == Phase.STAGING and not writer.fenced:
-            doing += f", {format_count(writer.batch_records, 'record')} read"
-        return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
+            phase += f", {format_count(writer.batch_records, 'record')} read"
+        return f"{writer.state}, pid {writer.pid}, {phase}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         cause = full_disk_message(home()) or "it may have been killed"
         return f"{writer.state}, and the reason is not recorded: {cause}" if writer.has_ended else writer.state

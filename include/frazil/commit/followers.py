@@ -90,8 +90,8 @@ class LaggingTable:
 
     def explain(self) -> Explanation:
         source = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
-        missing = f"{self.target} is missing {format_count(self.rows, 'row')} of {source}"
-        return dataclasses.replace(self.explanation, reason=f"{missing}: {self.explanation.reason}")
+        sentence = f"{self.target} is missing {format_count(self.rows, 'row')} of {source}"
+        return dataclasses.replace(self.explanation, reason=f"{sentence}: {self.explanation.reason}")
 
     def __str__(self) -> str:
         return str(self.explain())

@@ -150,16 +150,16 @@ def _explain(catalog: Catalog, spec: StreamSpec, lost: OwnTable, table: Table | 
             f"the table {name} is not in the catalog {catalog.name!r}, but {spec.dead_letter_table} still has the "
             f"stream's {epoch}: the catalog was lost or replaced, or the table was dropped or renamed"
         )
-        first, begin = "", "to begin again in a new table"
+        first_step, begin = "", "to begin again in a new table"
     else:
         problem = (
             f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
             f"table has its name (the stream's marker in {spec.dead_letter_table} has {epoch})"
         )
-        first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
+        first_step = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"
     back = _recovery_step(catalog, lost)
-    return f"{problem}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+    return f"{problem}. To keep the stream's table, {first_step}{back}. Or run `frazil forget {spec.name}` {begin}"
 
 
 def _recovery_step(catalog: Catalog, lost: OwnTable) -> str:

@@ -45,8 +45,8 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
         try:
             yield from answers[subject].result(check.timeout_s)
         except TimeoutError:
-            silent = f"no answer within {check.timeout_s:.0f} s"
-            yield Finding(subject, CheckState.WRONG, silent, "check the services that this check contacts")
+            problem = f"no answer within {check.timeout_s:.0f} s"
+            yield Finding(subject, CheckState.WRONG, problem, "check the services that this check contacts")
 
 
 def _run_check(subject: str, check: Check) -> list[Finding]:

@@ -225,8 +225,8 @@ def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
         yield f"{count} are not whole, such as {observed.misfits['int']}; long would reject them"
     if observed.kind == "text" and (shape := observed.main_shape) and (odd_texts := observed.count_odd_texts(shape)):
         misfit = json.dumps(observed.misfits[shape][:MAX_ODD_CHARACTERS])
-        other = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
-        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {misfit}; {other}"
+        other_text = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
+        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {misfit}; {other_text}"
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:

@@ -224,8 +224,8 @@ class TransformedDecoder:
                 failed |= self._failure_texts(result.filter(null), "UNNEST", text, (), text)
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
-            without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
-            query = select_query(transform, [without, *unnest], source="SELECT * FROM records")
+            columns = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
+            query = select_query(transform, [columns, *unnest], source="SELECT * FROM records")
             records = self._query(query, result.filter(pa.array(good)))
         tries = [f"{column.fails} AS {_FAILS_PREFIX}{n}" for n, column in enumerate(transform.columns)]
         result = self._query(select_query(transform, tries, source="SELECT * FROM records"), records)

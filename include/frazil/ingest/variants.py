@@ -88,19 +88,19 @@ class VariantEncoder:
 
 
 def create_scratch(longest: int) -> loops.Scratch:
-    values = longest // 2 + 2
+    max_values = longest // 2 + 2
     return loops.Scratch(
         line=np.zeros(longest + 32, np.uint8),
         names=np.zeros(longest + 32, np.uint8),
-        ends=np.zeros(values, np.int64),
-        slots=np.full(1 << max(6, values.bit_length()), NO, np.int64),
-        key_slots=np.zeros(values, np.int64),
-        trace=np.zeros(values, np.int64),
-        shapes=np.zeros(values, np.int64),
-        orders=np.zeros(values, np.int64),
+        ends=np.zeros(max_values, np.int64),
+        slots=np.full(1 << max(6, max_values.bit_length()), NO, np.int64),
+        key_slots=np.zeros(max_values, np.int64),
+        trace=np.zeros(max_values, np.int64),
+        shapes=np.zeros(max_values, np.int64),
+        orders=np.zeros(max_values, np.int64),
         track=np.zeros(5, np.int64),
         opened=np.zeros(3 * MAX_DEPTH, np.int64),
-        entries=np.zeros(2 * (values + MAX_DEPTH), np.int64),
+        entries=np.zeros(2 * (max_values + MAX_DEPTH), np.int64),
     )
 
 

@@ -278,10 +278,10 @@ class KafkaAdmin:
         detail = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         text = _ATTEMPT_STATE.sub("", errors[-1].str()) if errors else ""
-        last = f"; the last error was: {text}" if is_late and text else ""
+        error_text = f"; the last error was: {text}" if is_late and text else ""
         all_brokers = is_late and doing == DESCRIBING
         reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{step} got no answer"
-        translated = KafkaUnavailable(f"{reason}{detail}{last}", remedy=brokers_remedy(self._servers_setting))
+        translated = KafkaUnavailable(f"{reason}{detail}{error_text}", remedy=brokers_remedy(self._servers_setting))
         translated.all_brokers = all_brokers
         return translated
 

@@ -70,10 +70,10 @@ def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[R
     limits, table = settings.alerts, health.table
     rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
-    listed = f"{format_rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
+    sizes = f"{format_rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
     per_file = health.manifest_list_bytes / max(health.data_files, MIN_FILE_DIVISOR)
-    sentence = f"{table} has {listed}: every query reads all of it during planning. {rewrite}"
-    yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, listed, sentence)
+    sentence = f"{table} has {sizes}: every query reads all of it during planning. {rewrite}"
+    yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, sizes, sentence)
     sentence = f"{table} has {health.manifests:,} manifests; each query opens them during planning. {rewrite}"
     yield Reading("manifests", health.manifests, limits.manifests, f"{health.manifests:,} manifests", sentence)
     oldest = f"the oldest from {format_utc(health.oldest_snapshot_at_ms)}"
@@ -102,10 +102,10 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
     if settings.compaction.enabled:
         added = format_rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
-        verb, since = "has", "without a compaction in its history"
+        verb, since_text = "has", "without a compaction in its history"
         if last:
-            verb, since = "has received", f"since the last compaction, at {format_utc(last)}"
-        sentence = f"{table} {verb} {added} in {health.files_since_compaction:,} files {since}. {compact}"
+            verb, since_text = "has received", f"since the last compaction, at {format_utc(last)}"
+        sentence = f"{table} {verb} {added} in {health.files_since_compaction:,} files {since_text}. {compact}"
         value = f"{added} not compacted"
         yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, value, sentence)
 
@@ -146,7 +146,7 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_ms = freshness_ms(stream, now_ms=now_ms)
         value = late_message(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
-        waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
+        lag_text = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
         status = f"`frazil status {stream.name}`"
         sentence = (
             f"stream {stream.name} of {health.table} is late: {value}{_why_unknown(stream)}. {status} shows whether "
@@ -157,11 +157,11 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
         yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, value, sentence, hold_ms=0)
         if settings.alerts.lag is not None:
             sentence = (
-                f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
+                f"stream {stream.name} of {health.table} lags: {lag_text} records wait in Kafka, more than "
                 f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions"
             )
-            value = f"{waiting} records wait"
+            value = f"{lag_text} records wait"
             if stream.lag is None:
                 value, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
             yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, value, sentence)

@@ -90,8 +90,8 @@ class OrphanReport:
         deletions = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
         if self.refused:
             return f"{self.table}: {'stopped' if self.deleted else 'refused'}: {self.refused}. {counts}; {deletions}"
-        later = f"; {self.waiting:,} wait for a run at least an hour later, after the table's next commit"
-        return f"{self.table}: {counts}; {deletions}{later if self.waiting else ''}"
+        waiting_text = f"; {self.waiting:,} wait for a run at least an hour later, after the table's next commit"
+        return f"{self.table}: {counts}; {deletions}{waiting_text if self.waiting else ''}"
 
 
 class _CleanupRefused(Exception):
@@ -174,11 +174,11 @@ class _Cleanup:
         ready = find_deletable(evaluation.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
-        deleted, stopped = self._delete(ready, references)
+        deleted, stop_reason = self._delete(ready, references)
         remaining = {file.info.path for file in evaluation.candidates}.difference(file.info.path for file in deleted)
         store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(remaining))).to_bytes())
         size = sum(file.info.bytes for file in deleted)
-        return replace(report, deleted=len(deleted), deleted_bytes=size, waiting=len(remaining), refused=stopped)
+        return replace(report, deleted=len(deleted), deleted_bytes=size, waiting=len(remaining), refused=stop_reason)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """Return the table (loaded after the listing), its references, and the classified files."""

@@ -135,10 +135,10 @@ class _ActionRunner:
         }
         ending, reason = rewrite_ending(done)
         deletes = sum(int(summary.get("removed-delete-files") or 0) for summary in summaries)
-        also = f", and {format_count(deletes, 'delete file', 'was|were')} removed," if deletes else ""
+        deletes_text = f", and {format_count(deletes, 'delete file', 'was|were')} removed," if deletes else ""
         data_files = f"{format_count(done.removed, 'data file')} became {done.added:,}"
         result = data_files if done.removed else "no data file was rewritten"
-        sentence = f"{plan.sentence}: {result}{also} in {seconds:.1f} s"
+        sentence = f"{plan.sentence}: {result}{deletes_text} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {reason}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))

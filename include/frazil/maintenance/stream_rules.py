@@ -107,7 +107,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     crashes = 0 if state.unreachable_since_ms is not None else state.crashes
     yield Reading("restarts", crashes, alerts.restarts, value, sentence, hold_ms=0)
     waiting, commits = state.waiting_batches or 0, state.recent_commits or RecentCommits(None, (), 0)
-    total, within = commits.measured, "hour" if commits.measured_ms == HOUR_MS else format_elapsed(commits.measured_ms)
+    total, period = commits.measured, "hour" if commits.measured_ms == HOUR_MS else format_elapsed(commits.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
         f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
@@ -121,14 +121,14 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         else "The dead-letter table has each reason in error_class. Correct the producer, or the declared schema"
     )
     sentence = (
-        f"{total.rejected:,} of the {total.records:,} records that stream {name} committed within the last {within} "
+        f"{total.rejected:,} of the {total.records:,} records that stream {name} committed within the last {period} "
         f"{'became' if total.replayed else 'are'} dead letters. {remedy}"
     )
     value = _share_text(total.rejected, total.records)
     share = _share_and_threshold(total.rejected, total.records, alerts.dead_letters)
     yield Reading("dead-letters", *share, value, sentence)
     sentence = (
-        f"{total.stale:,} of the {total.records:,} records that stream {name} committed within the last {within} were "
+        f"{total.stale:,} of the {total.records:,} records that stream {name} committed within the last {period} were "
         f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have been "
         "recreated, its clock may be behind, or a producer sends old records again. `frazil audit` uses the same "
         "order, so compare the rows with the source database itself"
@@ -157,13 +157,13 @@ def _rate_readings(name: str, commits: RecentCommits, limit: int) -> Iterator[Re
     for reason, rejected in sorted(commits.recent_reasons.items()):
         a_minute, share = rejected.count / commits.recent_minutes, 100 * rejected.count / max(commits.recent.records, 1)
         minutes = format_count(round(commits.recent_minutes), "minute")
-        times = f"{rejected.count:,} in {minutes}, {share:.1f} % of the records"
-        first = f". Examples: {', '.join(rejected.coordinates)}" if rejected.coordinates else ""
+        count_text = f"{rejected.count:,} in {minutes}, {share:.1f} % of the records"
+        examples = f". Examples: {', '.join(rejected.coordinates)}" if rejected.coordinates else ""
         sentence = (
-            f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
-            f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"
+            f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {count_text} "
+            f"that it committed{examples}. `frazil dlq show {name} --reason {reason}` shows them"
         )
-        yield Reading(f"dead-letters:{reason}", a_minute, limit, times, sentence, hold_ms=0)
+        yield Reading(f"dead-letters:{reason}", a_minute, limit, count_text, sentence, hold_ms=0)
 
 
 def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
@@ -181,23 +181,23 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
         )
         return boolean_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
     if down_s != math.inf:
-        runs = f"has run for {format_elapsed(int((down_s or 0) * 1000))}"
+        condition = f"has run for {format_elapsed(int((down_s or 0) * 1000))}"
     elif state.writer.has_ended:
-        runs = "runs, and the reason why the last one ended is unknown"
+        condition = "runs, and the reason why the last one ended is unknown"
     else:
-        runs = "has ever run on this host"
+        condition = "has ever run on this host"
     last_words = f" {state.last_words}" if state.last_words else ""
-    supervised = (
+    supervisor_text = (
         f"If Airflow supervises it, its DAG frazil_writer_{name} must be unpaused, and a triggerer must run. "
         f"`frazil resume {name}` makes the supervisor try again; "
     )
     sentence = (
-        f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
+        f"stream {name} should run, but no writer {condition}.{last_words} `frazil status {name}` shows details. "
         f"`frazil run {name}` starts one in a terminal. "
-        f"{'' if state.writer.only_users_start else supervised}"
+        f"{'' if state.writer.only_users_start else supervisor_text}"
         f"`frazil pause {name}` ends the alert"
     )
-    value = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"
+    value = "a writer runs, or the stream is paused" if not down_s else f"no writer {condition}"
     down_s = 0 if state.unreachable_since_ms is not None else down_s
     # Without a known end, the time without a writer is the alert's own; a new stream has time for its first start.
     unknown = alerts.writer_down if state.writer.has_ended else alerts.hold

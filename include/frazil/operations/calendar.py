@@ -88,8 +88,8 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
-    otherwise = "reopened" if signal.revision > 1 else "complete"
-    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state, otherwise)
+    default_state = "reopened" if signal.revision > 1 else "complete"
+    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state, default_state)
     return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
 
 

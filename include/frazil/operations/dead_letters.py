@@ -87,9 +87,9 @@ def _replay_message(summary: Mapping[str, str] | None) -> str:
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
     repeated = merge_counts(summary).get("repeated", 0)
-    dropped = f" {repeated:,} repeated a row and {'was' if repeated == 1 else 'were'} dropped," if repeated else ""
+    dropped_text = f" {repeated:,} repeated a row and {'was' if repeated == 1 else 'were'} dropped," if repeated else ""
     rows = format_count(int(landed) - repeated, "record")
-    return f"dead letters were replayed: {rows} landed,{dropped} {int(failed):,} failed again"
+    return f"dead letters were replayed: {rows} landed,{dropped_text} {int(failed):,} failed again"
 
 
 def count_rejected(

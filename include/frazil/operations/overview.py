@@ -240,8 +240,8 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
         needs[state.sentence or state.state] = runbook_link(state.rule) if state.rule else None
     needs |= dict.fromkeys(_declaration_problems(reading), runbook_link("declaration"))
     if status is not None and reading.problem:
-        since = f" since {format_utc(reading.at_ms)}" if reading.at_ms is not None else ""
-        sentence = f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"
+        since_text = f" since {format_utc(reading.at_ms)}" if reading.at_ms is not None else ""
+        sentence = f"The stream's state could not be read{since_text}; an older state is shown: {reading.problem}"
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
         needs |= dict.fromkeys(problem for problem in map(str, status.problems) if problem not in state.sentence)

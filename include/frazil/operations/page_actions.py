@@ -268,11 +268,11 @@ def _effects(action: PageAction, context: ActionContext) -> tuple[str, ...]:
         subject = f"Each table of the {subject} that needs it"
     texts = [text.format(subject=subject) for text in _EFFECTS[action].splitlines()]
     if action is PageAction.PAUSE:
-        stops = "Its writer stops after the current batch, which is committed first."
-        texts.insert(0, stops if context.writer_runs else NO_WRITER_TEXT)
+        stop_effect = "Its writer stops after the current batch, which is committed first."
+        texts.insert(0, stop_effect if context.writer_runs else NO_WRITER_TEXT)
     if action is PageAction.RESTART:
-        replaced = "The current batch commits first, then a new writer replaces this one."
-        texts.append(replaced if context.writer_runs else f"{NO_WRITER_TEXT} A new writer starts within seconds.")
+        effect = "The current batch commits first, then a new writer replaces this one."
+        texts.append(effect if context.writer_runs else f"{NO_WRITER_TEXT} A new writer starts within seconds.")
         texts += [f"{context.subject} is paused; this action resumes it."] if context.desired == "paused" else []
     if action in {PageAction.RESUME, PageAction.RESTART}:
         texts += _supervision_warnings(context)
@@ -285,16 +285,16 @@ def _supervision_warnings(context: ActionContext) -> tuple[str, ...]:
     if context.dag_paused is None:
         return (f"Airflow has no DAG {context.dag}, so {context.subject} is not supervised and no writer starts.",)
     if context.dag_paused and not context.writer_runs:
-        waits = "this action unpauses it" if context.unpauses else "no writer starts until you unpause it"
-        return (f"The DAG {context.dag} is paused in Airflow: {waits}.",)
+        consequence = "this action unpauses it" if context.unpauses else "no writer starts until you unpause it"
+        return (f"The DAG {context.dag} is paused in Airflow: {consequence}.",)
     return ()
 
 
 def _run_effects(action: PageAction, context: ActionContext) -> tuple[str, ...]:
     if action not in DAG_ACTIONS or context.dag_paused is None:
         return ()
-    waits = ", and unpauses it" if context.unpauses else ", which is paused: the run starts when you unpause it"
-    return (f"This starts a run of the DAG {context.dag}{waits if context.dag_paused else ''}.",)
+    pause_text = ", and unpauses it" if context.unpauses else ", which is paused: the run starts when you unpause it"
+    return (f"This starts a run of the DAG {context.dag}{pause_text if context.dag_paused else ''}.",)
 
 
 def _refusal(action: PageAction, context: ActionContext, *, is_dry_run: bool) -> str | None:

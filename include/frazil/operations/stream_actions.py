@@ -152,8 +152,8 @@ def describe_consequences(
                 "After the reset, the table gets the new records and keeps the old ones."
             )
     if skipped:
-        also = f"; Kafka has already deleted {missing:,} of them" if missing else ""
-        sentences.append(f"It skips {format_count(skipped, 'offset')}{also}: their records never reach the table.")
+        note = f"; Kafka has already deleted {missing:,} of them" if missing else ""
+        sentences.append(f"It skips {format_count(skipped, 'offset')}{note}: their records never reach the table.")
     if repeated:
         merged = "by order" if spec.order_by else spec.sinks.mode.repeats
         sentences.append(

@@ -201,17 +201,17 @@ def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     summary = snapshot_summary(snapshot)
     added, removed = parse_number(summary.get("added-data-files")), parse_number(summary.get("deleted-data-files"))
     kind, operation = _snapshot_kind(snapshot, summary), summary.get("frazil.operation", "")
-    label, did = KIND_LABELS.get(kind, "marker changed"), ""
+    label, effect = KIND_LABELS.get(kind, "marker changed"), ""
     if kind == "position":
-        kind, label, did = MARKER_OPERATIONS.get(operation, (kind, label, operation))
+        kind, label, effect = MARKER_OPERATIONS.get(operation, (kind, label, operation))
     words = {
         "batch": f"{parse_number(summary.get('frazil.records')):,} records",
         "merge": f"{parse_number(summary.get('frazil.records')):,} changes",
         **dict.fromkeys(("compaction", "fold"), f"{removed:,} files became {added:,}"),
         "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }
-    lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
-    text = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {removed:,} removed")
+    lost_text = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
+    text = f"{effect}{lost_text}" if effect else words.get(kind, f"{added:,} files added, {removed:,} removed")
     names = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
     stream = next((summary[name] for name in names if summary.get(name)), None)
     return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, text)

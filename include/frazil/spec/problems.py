@@ -293,8 +293,8 @@ def _suggest_mapping(details: ErrorDetails) -> str:
     written = details["input"]
     is_word = len(needed) == 1 and isinstance(written, str) and re.fullmatch(r"\w+", written)
     parts = ", ".join(f"{f.alias}: {written if is_word and f.annotation is str else '…'}" for f in needed)
-    write = f"; write {{{parts}}}" if needed else ""
-    return f"{write} (allowed: {', '.join(_allowed_keys(details['loc']))})"
+    hint = f"; write {{{parts}}}" if needed else ""
+    return f"{hint} (allowed: {', '.join(_allowed_keys(details['loc']))})"
 
 
 def _remove_union_members(location: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -171,8 +171,8 @@ def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path = f"table.properties.{PAGE_VERSION_PROPERTY}"
-    unread = "Spark's vectorised reader cannot read booleans in v2 pages; use v1"
+    reason = "Spark's vectorised reader cannot read booleans in v2 pages; use v1"
     if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
-        yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {unread}")
+        yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {reason}")
     elif spec.evolution.mode != "off":
-        yield Problem(path, "v2", f"cannot be used with evolution, which may add a boolean: {unread}")
+        yield Problem(path, "v2", f"cannot be used with evolution, which may add a boolean: {reason}")

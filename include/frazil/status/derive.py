@@ -266,8 +266,8 @@ def refine_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> Strea
 
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
     """Remove problems whose reason is part of the first problem's reason."""
-    first = problems[0].reason if problems else ""
-    distinct = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in first)
+    head = problems[0].reason if problems else ""
+    distinct = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in head)
     return (*problems[:1], *distinct)
 
 
@@ -307,7 +307,7 @@ def _unreachable_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) ->
 
 def _outage(stream: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: int) -> _StateAndReason:
     since_ms = stream.unreachable_since_ms
-    lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
+    period = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     verb = "works" if stream.state is State.STORAGE_UNAVAILABLE else "does"
     outlook = f"nothing is lost, and the writer continues by itself once it {verb}"
     if stream.writer.only_users_start:
@@ -315,14 +315,14 @@ def _outage(stream: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: in
     match stream.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return stream.state, Failure(f"Kafka at {servers} has not answered{lasted}; {outlook}", brokers_remedy())
+            return stream.state, Failure(f"Kafka at {servers} has not answered{period}; {outlook}", brokers_remedy())
         case State.CATALOG_UNAVAILABLE:
-            about = f"the catalog {spec.table.catalog or 'default'!r} has not accepted a commit{lasted}; {outlook}"
+            about = f"the catalog {spec.table.catalog or 'default'!r} has not accepted a commit{period}; {outlook}"
         case State.STORAGE_UNAVAILABLE:
-            about = f"the storage of {stream.table} has failed{lasted}; {outlook}"
+            about = f"the storage of {stream.table} has failed{period}; {outlook}"
         case _:
-            trying = f"; the writer has been trying again{lasted}" if lasted else ""
-            return stream.state, replace(cause, reason=f"{cause.reason}{trying}")
+            retry_text = f"; the writer has been trying again{period}" if period else ""
+            return stream.state, replace(cause, reason=f"{cause.reason}{retry_text}")
     return stream.state, replace(cause, about=f"{about}: {cause.about}" if cause.about else about)
 
 
@@ -354,10 +354,10 @@ def _state_without_writer(stream: StreamState, spec: StreamSpec, *, now_ms: int)
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if stream.reset_since_end:
         return State.STOPPED, describe_reset(stream, now_ms=now_ms)
-    ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
+    end_text = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(stream.lag, 'record', 'waits|wait')}" if stream.lag else ""
     remedy = _start_remedy(stream)
-    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {remedy}"
+    return State.STOPPED, f"its last writer here ended{end_text}, and no other has committed since{waiting}; {remedy}"
 
 
 def _start_remedy(stream: StreamState) -> str:
@@ -379,16 +379,16 @@ def _delayed_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _St
         return State.LATE, late_message(stream, age_ms, now_ms=now_ms)
     if stream.writer.pid is not None and stream.backpressure_ms:
         records = format_count(stream.writer.batch_records, "record")
-        so_far = f", and has read {records} so far" if stream.writer.phase == Phase.STAGING else ""
-        return State.SLOW, f"a batch takes {format_elapsed(stream.backpressure_ms)} longer than its interval{so_far}"
+        note = f", and has read {records} so far" if stream.writer.phase == Phase.STAGING else ""
+        return State.SLOW, f"a batch takes {format_elapsed(stream.backpressure_ms)} longer than its interval{note}"
     return (State.PROBLEM, stream.problems[0]) if stream.problems else None
 
 
 def _state_without_problems(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason:
     if stream.writer.pid is not None:
         if stream.desired == "paused" and stream.writer.state != ProcessState.FOREGROUND:
-            paused = f"paused {describe_desired(stream, now_ms=now_ms)}"
-            return State.PAUSING, f"its writer stops after the current batch; {paused}"
+            pause_text = f"paused {describe_desired(stream, now_ms=now_ms)}"
+            return State.PAUSING, f"its writer stops after the current batch; {pause_text}"
         if stream.state is State.STOPPING:
             return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
         return State.STARTING if stream.state is State.STARTING else State.RUNNING, ""
@@ -413,8 +413,8 @@ def describe_exit(writer: WriterProcess) -> str:
     if writer.exit_code is None and writer.error:
         return "no exit code"
     if writer.exit_code is None:
-        with_it = f", with the application {writer.application}" if writer.application else ""
-        return f"no exit code: it was killed{with_it}, its host went down, or its disk was full"
+        application_text = f", with the application {writer.application}" if writer.application else ""
+        return f"no exit code: it was killed{application_text}, its host went down, or its disk was full"
     if writer.exit_code > 128:
         return f"{writer.exit_code} (signal {writer.exit_code - 128})"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

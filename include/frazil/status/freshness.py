@@ -38,5 +38,5 @@ def late_message(stream: Waiting, age_ms: int, *, now_ms: int) -> str:
     if stream.caught_up_at_ms is None or stream.lag is None or commit_ms is None:
         waiting = "records may wait" if stream.lag is None else format_count(stream.lag, "record", "waits|wait")
         return f"no commit for {format_elapsed(age_ms)} while {waiting}"
-    waits = "1 record has waited" if stream.lag == 1 else f"the oldest of {stream.lag:,} waiting records has waited"
-    return f"{waits} for {format_elapsed(age_ms)}; the last commit was {format_elapsed(max(now_ms - commit_ms, 0))} ago"
+    delay = "1 record has waited" if stream.lag == 1 else f"the oldest of {stream.lag:,} waiting records has waited"
+    return f"{delay} for {format_elapsed(age_ms)}; the last commit was {format_elapsed(max(now_ms - commit_ms, 0))} ago"

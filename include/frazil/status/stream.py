@@ -188,8 +188,8 @@ def _recovery_notices(observed: DecisionInput, stream: StreamState, *, now_ms: i
     if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):
         return ()
     cause = row[0].cause or Failure(error_name(row[0].code))
-    failed = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
-    return (f"{failed}: {shorten_error(str(cause))}",)
+    notice = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
+    return (f"{notice}: {shorten_error(str(cause))}",)
 
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, Failure | None]:

@@ -250,14 +250,14 @@ def _death_message(stream: str, died: str, text: str) -> str:
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     ending = f" with exit code {code}" if code is not None else ""
-    tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
+    note = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED_EXIT_CODE
         else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
-        f"{died} of stream {stream!r} died{where}{ending}{tries}. Nothing of the batch was committed: the next start "
+        f"{died} of stream {stream!r} died{where}{ending}{note}. Nothing of the batch was committed: the next start "
         f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, and "
         "give it more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

@@ -255,8 +255,8 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
         reason = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
         return reason, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
-        read = f", has read {format_count(sample.batch_records, 'record')}" if sample.phase is Phase.STAGING else ""
-        reason = f"batch {sample.batch} is {sample.phase}{read} and makes no progress"
+        note = f", has read {format_count(sample.batch_records, 'record')}" if sample.phase is Phase.STAGING else ""
+        reason = f"batch {sample.batch} is {sample.phase}{note} and makes no progress"
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             reason += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
             return reason, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
@@ -349,9 +349,9 @@ def _explain_watermark_stall(
         do = "Check the event times that its producers set. Also check its dead letters: they have no event time"
         return f"its records arrive, and {newest}", do
     timeout = format_elapsed(limits.idle_timeout_ms)
-    silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
+    cause = "the partition is empty: no records arrive" if is_empty else "no records arrive"
     do = f"after watermark.idle-timeout ({timeout}) without unread records, the partition no longer counts"
-    return f"{silent}, and {newest}", f"Check its producers; {do}. To wait less, shorten the timeout"
+    return f"{cause}, and {newest}", f"Check its producers; {do}. To wait less, shorten the timeout"
 
 
 def _since_text(since_ms: int, sample: WriterSample) -> str:

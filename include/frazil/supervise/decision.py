@@ -246,12 +246,12 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
     lag_records = get_known_lag(heartbeat)
     lag = "unknown" if lag_records is None else format_count(lag_records, "record")
     commit = heartbeat.last_commit_at_ms
-    committed = f"{format_elapsed(now_ms - commit)} ago" if commit else "none yet"
-    so_far = f" ({format_count(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
+    commit_text = f"{format_elapsed(now_ms - commit)} ago" if commit else "none yet"
+    progress_text = f" ({format_count(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
     if heartbeat.merged_rows:
-        so_far = f" ({format_count(heartbeat.merged_rows, 'row')} read for its merge)"
-    batch = f"epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}"
-    return f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, {batch}, lag {lag}, last commit {committed}"
+        progress_text = f" ({format_count(heartbeat.merged_rows, 'row')} read for its merge)"
+    batch = f"epoch {heartbeat.epoch}, batch {heartbeat.batch}{progress_text}"
+    return f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, {batch}, lag {lag}, last commit {commit_text}"
 
 
 def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision | None:
@@ -261,8 +261,8 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Deci
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
         if heartbeat_age_ms > observed.policy.heartbeat_limit_ms:
             limit = format_elapsed(observed.policy.heartbeat_limit_ms)
-            silent = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
-            return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silent}")
+            silence_text = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
+            return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silence_text}")
     phase = _phase(heartbeat)
     stall = heartbeat.stall if heartbeat else None
     has_read_all = not (heartbeat and heartbeat.lag) or (stall is not None and stall.kind is StallKind.LEADER)
@@ -290,12 +290,12 @@ def decide_stopping(observed: DecisionInput, launch: Launch, stop: StopRequest, 
     idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     heartbeat_age_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
     since = format_elapsed(now_ms - stop.requested_at_ms)
-    stops = f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason})"
+    sentence = f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason})"
     if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
         lasted = format_elapsed(max(idle_ms, heartbeat_age_ms))
-        hangs = f"{stops} and made no progress for {lasted} while {phase} (limit {format_elapsed(limit_ms)})"
+        hangs = f"{sentence} and made no progress for {lasted} while {phase} (limit {format_elapsed(limit_ms)})"
         return Decision(WriterAction.KILL, Cause.STOPPING, hangs)
-    return Decision(WriterAction.KEEP, Cause.STOPPING, f"{stops}; its current batch ({phase}) may still commit")
+    return Decision(WriterAction.KEEP, Cause.STOPPING, f"{sentence}; its current batch ({phase}) may still commit")
 
 
 def _phase(heartbeat: Heartbeat | None) -> Phase:

@@ -96,10 +96,10 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int) -> 
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        declared, runs = observed.declared, f"the application {launch.application} runs the writer"
+        declared, sentence = observed.declared, f"the application {launch.application} runs the writer"
         if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + observed.policy.removal_grace_ms:
-            return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
-        return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
+            return Decision(WriterAction.END, Cause.HOSTED, f"{sentence} and supervises it: {status}")
+        return Decision(WriterAction.KEEP, Cause.HOSTED, f"{sentence}: {status}")
     if (stop := observed.stop_request) is not None:
         return decide_stopping(observed, launch, stop, now_ms=now_ms)
     return (
@@ -151,8 +151,8 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int) -> Decision | None:
 def _decide_ended(observed: DecisionInput, *, now_ms: int) -> Decision:
     exit_ = observed.exit
     if exit_ is None:
-        last = "the foreground writer ended" if observed.launch else "none has been launched before"
-        return Decision(WriterAction.START, Cause.FIRST_START, f"no writer runs; {last}")
+        last_text = "the foreground writer ended" if observed.launch else "none has been launched before"
+        return Decision(WriterAction.START, Cause.FIRST_START, f"no writer runs; {last_text}")
     if (change := _describe_change_since(observed, exit_, now_ms=now_ms)) is not None:
         reason = f"{change}; the last writer ended with {_code_text(exit_)}"
         return Decision(WriterAction.START, Cause.REQUESTED, reason)
@@ -192,8 +192,8 @@ def _restart_after(wait_ms: int, exit_: ExitRecord, cause: Cause, reason: str, *
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
-        waits = f"{reason}; it restarts {format_elapsed(wait_ms)} after its end"
-        return Decision(WriterAction.HOLD, cause, waits, due_ms)
+        sentence = f"{reason}; it restarts {format_elapsed(wait_ms)} after its end"
+        return Decision(WriterAction.HOLD, cause, sentence, due_ms)
     return Decision(WriterAction.START, cause, reason)
 
 

@@ -204,6 +204,6 @@ def to_history_event(
         )
     if decision.action not in _ACTION_TEXTS:
         return None
-    failed = f"; the action failed: {problem}" if problem else ""
-    sentence = f"{_ACTION_TEXTS[decision.action]} ({decision.cause}): {decision.reason}{failed}"
+    problem_text = f"; the action failed: {problem}" if problem else ""
+    sentence = f"{_ACTION_TEXTS[decision.action]} ({decision.cause}): {decision.reason}{problem_text}"
     return HistoryEvent(now_ms, EventKind.SUPERVISION, sentence)

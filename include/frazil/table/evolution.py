@@ -164,17 +164,17 @@ class SchemaComparison:
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
         if current_name := self._find_current_name(former_ids):
-            other = f", declare {current_name} if records use that name" if can_declare else ""
+            remedy = f", declare {current_name} if records use that name" if can_declare else ""
             return Conflict(
                 path,
-                f"was renamed to {current_name} in the table; rename it back{other}, or add a new optional column "
+                f"was renamed to {current_name} in the table; rename it back{remedy}, or add a new optional column "
                 f"{name} to the table{optional}",
             )
         if former_ids:
-            other = "remove it from the declaration, or " if can_declare else ""
+            remedy = "remove it from the declaration, or " if can_declare else ""
             return Conflict(
                 path,
-                f"was dropped from the table; {other}add it to the table again, as an optional "
+                f"was dropped from the table; {remedy}add it to the table again, as an optional "
                 f"{declared.field_type}{optional}",
             )
         if alike := next((f.name for f in existing.fields if name_key(f.name) == name_key(name)), None):
@@ -331,8 +331,8 @@ class _ColumnNames:
         full_names = change.full_names()
         columns = len(self._full_names) + len(full_names)
         if alike := self._names.get(name):
-            same = f"has the same name as the column {alike}, because {SAME_NAMES}"
-            return f"{same}. Its values are not stored; rename the field"
+            problem = f"has the same name as the column {alike}, because {SAME_NAMES}"
+            return f"{problem}. Its values are not stored; rename the field"
         if not self._full_names.isdisjoint(full_names):  # a rule of PyIceberg and Iceberg
             return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
         if columns > max_columns:

@@ -109,11 +109,11 @@ def select_share(last: str, names: Sequence[str]) -> list[str]:
 
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
     names = sorted(name for name, rules in beyond.items() if rule in rules)
-    over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
-    problem = "cannot be measured" if rule == UNMEASURED else over
-    listed = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
+    limit_text = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
+    problem = "cannot be measured" if rule == UNMEASURED else limit_text
+    names_text = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
     sentence = (
-        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {problem}: {listed}. "
+        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {problem}: {names_text}. "
         f"Run `frazil health {names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix "
         "this: check its last runs"
     )

@@ -108,8 +108,8 @@ class RouteTables:
             deleted += report.deleted
             problems += [report.sentence] if report.refused else []
         if not dry_run:
-            last = batch[-1].name if len(remaining) > len(batch) else ""
-            store.set(_orphans_key(self.name), {"began-ms": began_ms, "after": last})
+            next_after = batch[-1].name if len(remaining) > len(batch) else ""
+            store.set(_orphans_key(self.name), {"began-ms": began_ms, "after": next_after})
         if problems:
             raise AirflowFailException("\n".join(problems))
         return {"tables": len(batch), "deleted": deleted, "tables-left": len(remaining) - len(batch)}

@@ -290,9 +290,9 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     if spec.application and action is not PageAction.PAUSE:
         DesiredStore(spec.application, None).resume(by=by, reason=reason)
     runs = LocalLauncher(spec.name).observe().process.is_alive
-    paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
+    effect_text = "is pausing: its writer stops after the current batch" if runs else "is paused"
     effect = {
-        PageAction.PAUSE: paused,
+        PageAction.PAUSE: effect_text,
         PageAction.RESUME: "is resumed",
         PageAction.RESTART: "is restarting with a new writer",
     }[action]

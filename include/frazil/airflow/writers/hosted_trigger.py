@@ -126,17 +126,17 @@ class HostedStreamTrigger(UserActionTrigger):
         application = find_application(Path(self.streams), self.application)
         spec = next((spec for spec in application.streams if spec.name == self.stream), None) if application else None
         if spec is None:
-            ended = f"the application {self.application} no longer runs the stream"
-            return HostedObservation(ended, belongs_to_application=False)
+            end_text = f"the application {self.application} no longer runs the stream"
+            return HostedObservation(end_text, belongs_to_application=False)
         if not LocalLauncher(self.application).observe().process.is_alive:
             # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")
         observation = LocalLauncher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
-        ended = _describe_end(last) if last else ""
+        end_text = _describe_end(last) if last else ""
         given_up = read_active_given_up(self.stream, observation)
         remedy = "; the application gave up: fix the cause, then clear this task" if given_up else ""
-        sentence = f"{observation.process}{ended}{remedy}"
+        sentence = f"{observation.process}{end_text}{remedy}"
         # Only `_describe_pause` reads the pause.
         desired = DesiredState(generation=observation.launch.generation if observation.launch else 0)
         declared, policy = ValidDeclaration(spec.fingerprint()), SupervisionPolicy.for_stream(spec)

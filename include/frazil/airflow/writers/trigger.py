@@ -301,10 +301,10 @@ class WriterTrigger(UserActionTrigger):
         now_s, now_ms = time.monotonic(), clock.now_ms()
         if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
-        since = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
-        self._unchanged_since_ms = self._unchanged_since_ms if since else now_ms
+        since_text = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
+        self._unchanged_since_ms = self._unchanged_since_ms if since_text else now_ms
         self._last_logged, self._logged_at_s = parts, now_s
-        self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since, decision.reason)
+        self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since_text, decision.reason)
         if step.problem:
             self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
 

@@ -95,14 +95,14 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
         return p, -special if negative and special == np.inf else special
     if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
         return _NO_NUMBER
-    digits, whole, power, cut = 0, 0, 0, False
+    digits, whole, power, is_truncated = 0, 0, 0, False
     while is_digit(b[p]):
         if digits < 18:
             whole = whole * 10 + (b[p] - 48)
             digits += whole != 0
         else:
             power += 1
-            cut |= b[p] != 48
+            is_truncated |= b[p] != 48
         p += 1
     if b[p] == 46:
         p += 1
@@ -114,7 +114,7 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
                 digits += whole != 0
                 power -= 1
             else:
-                cut |= b[p] != 48
+                is_truncated |= b[p] != 48
             p += 1
     if b[p] | 32 == 101:
         p, shift = parse_exponent(b, p + 1)
@@ -123,11 +123,11 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
         power += shift
     if whole == 0:
         return p, -0.0 if negative else 0.0
-    if not cut and whole <= 2**53 and -22 <= power <= 22:
+    if not is_truncated and whole <= 2**53 and -22 <= power <= 22:
         value = whole / POWERS_OF_TEN[-power] if power < 0 else whole * POWERS_OF_TEN[power]
         return p, -value if negative else value
     bits = nearest_double(np.uint64(whole), power)
-    if bits == _ALL or (cut and nearest_double(np.uint64(whole + 1), power) != bits):
+    if bits == _ALL or (is_truncated and nearest_double(np.uint64(whole + 1), power) != bits):
         return _NO_NUMBER
     value = np.uint64(bits).view(np.float64)
     return p, -value if negative else value
