@@ -68,7 +68,7 @@ class _Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangedRules:
-    """Masks of rows whose records were last committed under other rules. The fields are those of `_Changes`."""
+    """Masks of rows whose records were last committed under other rules. The fields have the meaning of `_Changes`."""
 
     columns: Mapping[str, Mask]
     deciding: Mask

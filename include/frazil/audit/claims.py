@@ -208,7 +208,7 @@ class Claims:
         return {tp: claimed_offsets({*parts} - {*current[tp]}) for tp, parts in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return `ranges` minus those of `others` (multiset difference), by topic-partition."""
+        """Return `ranges` minus the ranges of `others` (multiset difference), by topic-partition."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()

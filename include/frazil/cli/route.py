@@ -129,7 +129,7 @@ def _print_differences(differences: _RouteDifferences, stream: str, output: Comm
     for dropped in differences.dropped:
         output.say(str(dropped))
     if differences.dropped or any(behind.absence is TableAbsence.MISSING for behind in differences.behind):
-        output.say("frazil deletes no files in the folder of a dropped table, not even those of failed batches.")
+        output.say("frazil deletes no files in the folder of a dropped table, not even files of failed batches.")
     for table in differences.ahead:
         output.say(
             f"{table} has batches that the default table does not have: the default table was replaced, or the stream "

@@ -172,7 +172,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the target of a commit
             return marker
         change = branch_change(table, marker) if branch_change else None
         entries = {**_position_summary(marker), **summary}
-        if change or merge:  # main receives other rows than those of the batch
+        if change or merge:  # main does not receive exactly the batch's rows
             entries.pop(WINDOWS_KEY, None)
         proposed = update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
         removals = handle.expiry.take_updates(handle.load_with) if handle.expiry else ()

@@ -102,7 +102,7 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
 
 
 def _held_offsets(table: Table, tables: StreamTables, marker: Marker) -> Offsets:
-    """Return the next offsets after the table's records: the marker's, or after a reset those of the last batch."""
+    """Return the next offsets after the table's records: the marker's or, after a reset, the last batch's."""
     last_reset = max(reset_times(table.metadata, tables.stream), default=0)
     if last_reset <= (last_epoch(table.metadata, tables.stream) or 0):
         return marker.offsets

@@ -192,7 +192,7 @@ class WriterExpiry:
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
     """Return the files that only expired snapshots use. Snapshots in `later` still need their manifests."""
     main = list(ancestors(table.metadata))
-    newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
+    newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # main's oldest snapshot has all their older manifests
     manifests = _left_manifests(expired, table)
     if manifests:
         retained = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in newer)

@@ -117,7 +117,7 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How the records of an upsert stream change its table. Column names are those of the table."""
+    """How the records of an upsert stream change its table. Columns have the table's names."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Patches values that PyIceberg reads or writes wrongly, in each process that imports this package.
 
-It also parses equal schemas of manifests once. PyIceberg parses that of each file, which costs more than a few rows.
+It also parses equal schemas of manifests once. PyIceberg parses each file's schema, which costs more than a few rows.
 
 PyIceberg 0.12 decodes doubles in manifests with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300
 becomes infinity. Scans, merges and delete files would miss files with such partition values, and rewritten manifests

@@ -163,7 +163,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
-            yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same in both, or in neither"
+            yield f"{path}: maintenance: differs from {earlier[:-1]}; declare the same in both, or in neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first.evolution.mode, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"

@@ -155,7 +155,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
         **executors,
         "spark.executor.cores": str(resources.executor_cores),
         "spark.executor.memory": _megabytes(resources.executor_memory),
-        # An executor, too, only schedules and moves no records, except those of a shuffle.
+        # An executor, too, only schedules. It moves records only in a shuffle.
         "spark.executor.extraJavaOptions": LEAN_OPTIONS,
         "spark.task.maxFailures": str(MAX_TASK_ATTEMPTS),
         **archive,

@@ -52,7 +52,7 @@ def explained(table: Mapping[str, Any]) -> str:
     return f"{table['explanation']['reason']}. {table['explanation']['remedy']}"
 
 
-KEPT_FILES = "frazil deletes no files in the folder of a dropped table, not even those of failed batches."
+KEPT_FILES = "frazil deletes no files in the folder of a dropped table, not even files of failed batches."
 
 
 def call(folder: Path, *words: str) -> Result:

@@ -33,7 +33,7 @@ absent.
 CELLS, WIDTH = 26, 27
 """CELLS is the number of values of an empty message."""
 
-# Errors of a record. The first three are those of Avro's operations.
+# Errors of a record. Avro's operations have the first three, too.
 (VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
 (INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
 NO_MOMENT = 17
