@@ -93,9 +93,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests to the workers of `make test`, and sort them so that the longest come first.
 
-    One worker waits for Airflow while others compute with Spark: one for tests that request Spark, one for acceptance
-    tests. Each remaining file is a group of its own. The last groups are the shortest, so all workers end at about the
-    same time.
+    One worker waits for Airflow while another computes with Spark, for acceptance tests too. Each remaining file is a
+    group of its own. The last groups are the shortest, so all workers end at about the same time.
     """
     seconds = durations.read()
     for item in items:
@@ -150,8 +149,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def group_of(item: pytest.Item) -> str:
     file = durations.file_of(item.nodeid)
     folder = file.rpartition("/")[0]
-    if folder in {"tests/acceptance", "tests/browser", "tests/dags"}:
-        return folder.replace("browser", "dags")  # an Airflow without a scheduler, which is imported once
+    if folder == "tests/acceptance":
+        return "spark"  # some of its cells need a JVM
+    if folder in {"tests/browser", "tests/dags"}:
+        return "tests/dags"  # an Airflow without a scheduler, which is imported once
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in ("airflow", "spark") if name in fixtures), file)
 
