@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import math
@@ -135,10 +136,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the servers that a worker left running when it died. Each has a record in its test's folder."""
-    factory = getattr(config, "_tmp_path_factory", None)
-    if hasattr(config, "workerinput") or factory is None:
+@pytest.hookimpl(tryfirst=True)  # before pytest removes the folders
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the shared broker, and servers that a worker left when it died. Each has a record in its test's folder."""
+    factory = getattr(session.config, "_tmp_path_factory", None)
+    if hasattr(session.config, "workerinput") or factory is None:
         return
     # Another run may remove folders meanwhile, which `os.walk` passes by.
     for folder, _, names in os.walk(factory.getbasetemp()):
@@ -158,10 +160,19 @@ def group_of(item: pytest.Item) -> str:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One broker for the whole run, started by the first test that asks for it."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedKafka:
+    """One broker for all workers of the run, which the first test that asks for it starts. No test may stop it."""
+    folder = _shared_folder(tmp_path_factory) / "kafka"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return EmbeddedKafka(folder).start()
+
+
+def _shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all workers of the run have."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
