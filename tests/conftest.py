@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import math
@@ -93,9 +94,8 @@ def pytest_report_header() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Assign tests to the workers of `make test`, and sort them so that the longest come first.
 
-    One worker waits for Airflow while others compute with Spark: one for tests that request Spark, one for acceptance
-    tests. Each remaining file is a group of its own. The last groups are the shortest, so all workers end at about the
-    same time.
+    One worker waits for Airflow while another computes with Spark, for acceptance tests too. Each remaining file is a
+    group of its own. The last groups are the shortest, so all workers end at about the same time.
     """
     seconds = durations.read()
     for item in items:
@@ -117,11 +117,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def is_in_turn(item: pytest.Item) -> bool:
     """Return whether to run a test now. One marked `rotates(n)` runs at every n-th commit, or if its file is named.
 
-    The numbers of two marks, the test's and its parameter's, multiply.
+    The numbers of two marks, the test's and its parameter's, multiply. The longest tests have a `turn`, the remainder
+    of their commits' numbers: chosen so that all commits take about the same time.
     """
-    every = math.prod(mark.args[0] for mark in item.iter_markers("rotates"))
-    turn = crc32(item.nodeid.encode()) + int(os.environ[TEST_SEED])
-    return turn % every == 0 or item.path in {Path(name.partition("::")[0]).resolve() for name in item.config.args}
+    marks = [*item.iter_markers("rotates")]
+    every = math.prod(mark.args[0] for mark in marks)
+    turn = next((mark.kwargs["turn"] for mark in marks if mark.kwargs), -crc32(item.nodeid.encode()))
+    named = {Path(name.partition("::")[0]).resolve() for name in item.config.args}
+    return (int(os.environ[TEST_SEED]) - turn) % every == 0 or item.path in named
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -133,10 +136,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the servers that a worker left running when it died. Each has a record in its test's folder."""
-    factory = getattr(config, "_tmp_path_factory", None)
-    if hasattr(config, "workerinput") or factory is None:
+@pytest.hookimpl(tryfirst=True)  # before pytest removes the folders
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the shared broker, and servers that a worker left when it died. Each has a record in its test's folder."""
+    factory = getattr(session.config, "_tmp_path_factory", None)
+    if hasattr(session.config, "workerinput") or factory is None:
         return
     # Another run may remove folders meanwhile, which `os.walk` passes by.
     for folder, _, names in os.walk(factory.getbasetemp()):
@@ -147,17 +151,28 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def group_of(item: pytest.Item) -> str:
     file = durations.file_of(item.nodeid)
     folder = file.rpartition("/")[0]
-    if folder in {"tests/acceptance", "tests/browser", "tests/dags"}:
-        return folder.replace("browser", "dags")  # an Airflow without a scheduler, which is imported once
+    if folder == "tests/acceptance":
+        return "spark"  # some of its cells need a JVM
+    if folder in {"tests/browser", "tests/dags"}:
+        return "tests/dags"  # an Airflow without a scheduler, which is imported once
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in ("airflow", "spark") if name in fixtures), file)
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """One broker for the whole run, started by the first test that asks for it."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> EmbeddedKafka:
+    """One broker for all workers of the run, which the first test that asks for it starts. No test may stop it."""
+    folder = _shared_folder(tmp_path_factory) / "kafka"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return EmbeddedKafka(folder).start()
+
+
+def _shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that all workers of the run have."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")

@@ -100,6 +100,13 @@ GROWING_IN_TEST = "another host takes over"
 
 
 @pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker that cells may kill."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka-of-cells")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory, spark_home: Path) -> Iterator[CommandServer]:
     """The command, on hosts that share the catalog of the session's Spark."""
     with pytest.MonkeyPatch.context() as patch:

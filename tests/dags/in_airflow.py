@@ -29,14 +29,7 @@ from tests.no_sync import write_without_sync
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CALL_S = 250
-PRELOADED = [
-    "airflow.dag_processing.dagbag",
-    "airflow.serialization.serialized_objects",
-    # What runs a task.
-    "airflow.api_fastapi.execution_api.app",
-    "airflow.sdk.execution_time.supervisor",
-    "airflow.sdk.execution_time.task_runner",
-]
+PRELOADED = ["tests.dags.preloaded"]
 
 
 class AirflowProcess:

@@ -209,7 +209,7 @@ def sell() -> int:
     return snapshot.snapshot_id
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=0)
 def test_an_aggregation_run_passes_its_day_and_chosen_snapshot_to_spark(ran: dict[str, Any]) -> None:
     parent_id = ran["submitted.parents"].splitlines()[0]
     assert re.fullmatch(r"default/frazil_daily_sales\.aggregate/[0-9a-f-]{36}", parent_id)

@@ -94,7 +94,7 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
     assert rules(well["events"][-1][2]["resolved"]) >= {"runs:frazil_maintenance", "unmeasured"}
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=0)
 def test_paused_audits_are_an_alert_until_they_are_unpaused(
     far: MadeCatalog, streams: Path, dag_runner: Callable[[Path], Any]
 ) -> None:

@@ -71,7 +71,7 @@ def drivers(stream: Any) -> list[str]:
     return sorted(stream.table().scan(selected_fields=("driver",)).to_arrow()["driver"].to_pylist())
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=1)
 def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
     stream: Any, registry: EmbeddedRegistry, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ def airflow(tmp_path: Path, stream: Any, frazil_home: Path) -> Iterator[Embedded
         LocalLauncher(stream.name, folder=frazil_home / "streams" / stream.name).stop(force=True)
 
 
-@pytest.mark.rotates(4)
+@pytest.mark.rotates(4, turn=2)
 @pytest.mark.timeout(900)
 def test_a_writer_that_a_dag_started_survives_a_kill_at_every_point_of_a_batch(
     stream: Any,

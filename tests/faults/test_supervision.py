@@ -274,7 +274,7 @@ def test_a_broken_declaration_leaves_its_writer_running_and_reports_the_error(st
     assert broken.pid == pid
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(3, turn=1)
 def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: Any, airflow: EmbeddedAirflow) -> None:
     restarts = stream("restarts")
     pid = restarts.pid

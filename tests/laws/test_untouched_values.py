@@ -78,7 +78,7 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 }
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=1)
 @pytest.mark.timeout(1_800)
 @given(
     place=st.sampled_from(PLACES),

@@ -417,7 +417,7 @@ def test_expiry_removes_the_files_of_folds_that_a_writer_expired(
     made.assert_whole()
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=1)
 def test_spark_reads_compacts_and_expires_a_table_whose_small_manifests_a_writer_merged(
     spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

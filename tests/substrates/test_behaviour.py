@@ -359,7 +359,7 @@ def maintained_stream(declare: Callable[..., StreamSpec]) -> MadeStream:
     return stream
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(2, turn=1)
 @soaked_but("sqlite+local", "rest+s3", needs_spark=True)
 def test_the_writer_continues_after_spark_compacts_rewrites_manifests_and_expires(
     maintained_stream: MadeStream, spark_here: Any

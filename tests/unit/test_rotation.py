@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import TEST_SEED, is_in_turn
 
 
-def item(name: str, arguments: Iterable[str], *, every: Iterable[int] = (3,)) -> Any:
-    marks = [pytest.mark.rotates(number).mark for number in every]
+def item(name: str, arguments: Iterable[str], *, every: Iterable[int] = (3,), **turn: int) -> Any:
+    marks = [pytest.mark.rotates(number, **turn).mark for number in every]
     return SimpleNamespace(
         nodeid=name,
         path=Path(name.partition("::")[0]).resolve(),
@@ -34,6 +34,17 @@ def test_a_rotated_test_runs_in_one_of_n_consecutive_commits(
             monkeypatch.setenv(TEST_SEED, str(number))
             turns.append(is_in_turn(item(name, ["tests"], every=every)))
         assert turns.count(True) == 1
+
+
+def test_a_test_with_a_turn_runs_at_the_commits_whose_numbers_leave_that_remainder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for number in range(8):
+        monkeypatch.setenv(TEST_SEED, str(number))
+        if is_in_turn(item("tests/x.py::test_x", ["tests"], every=[4], turn=3)):
+            found.append(number)
+    assert found == [3, 7]
 
 
 def test_other_tests_and_those_of_a_named_file_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
