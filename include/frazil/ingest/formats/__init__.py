@@ -16,7 +16,7 @@ from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import check_supported as check_types
-from frazil.ingest.formats.json.record import quote_value
+from frazil.ingest.formats.json.text import quote_value
 from frazil.ingest.schema_drift import Path
 from frazil.spec import formats as spec
 from frazil.spec.values import parse_names
