@@ -195,10 +195,8 @@ class AvroDecoder(FormatDecoder):
             text = json_text(value, program.spans[operation]).encode()
             if operation in program.numbers:
                 text = text.strip(b'"')
-            if (part := program.rests.get(operation)) is None:
-                return text
-            left = rest_of(text, part, nulls=False)
-            return None if left is None else left.encode()
+            part = program.rests.get(operation)
+            return text if part is None else rest_of(text, part, nulls=False)
         except InvalidAvroValue as error:
             self._has_json_faults = True
             return _FAULT_PREFIX + str(error).encode()
