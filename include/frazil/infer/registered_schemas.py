@@ -21,7 +21,7 @@ from frazil.ingest.schema_drift import (
     ListOf,
     MapOf,
     StructOf,
-    merge_types,
+    merge_all,
     type_of_value,
 )
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
@@ -138,9 +138,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
             continue
         before[name.lower()] = name
         having = [fields[name] for fields in schemas if name in fields]
-        found_type = having[0].found_type
-        for other in having[1:]:
-            found_type = merge_types(found_type, other.found_type)
+        found_type = merge_all(field.found_type for field in having)
         kind = _format_type(found_type)
         remark = "" if found_type is not None else _NO_TYPE
         if kind is None:
@@ -262,9 +260,7 @@ class _JsonSchema:
         return self._merge_choices([(type_of_value(value), value is None) for value in constants])
 
     def _merge_choices(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
-        found_type: FoundType = None
-        for other, _ in choices:
-            found_type = merge_types(found_type, other)
+        found_type = merge_all(found_type for found_type, _ in choices)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:

@@ -47,7 +47,8 @@ class DriftFinder:
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
-                _merge_into(found, _new_fields(part, self._examined, ()))
+                for path, found_type in _new_fields(part, self._examined, ()):
+                    found[path] = merge_types(found.get(path), found_type)
         return found
 
     def _examined_parts(self, record: object) -> Iterator[object]:
@@ -86,11 +87,6 @@ def _new_fields(value: object, kind: iceberg.IcebergType, path: Path) -> Iterato
             if len(new) > MAX_OBJECT_FIELDS:
                 new = {TOO_MANY_FIELDS: ""}
             yield from (((*path, name), type_of_value(part)) for name, part in new.items())
-
-
-def _merge_into(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundType]]) -> None:
-    for path, found_type in more:
-        found[path] = merge_types(found.get(path), found_type)
 
 
 def _parse(value: bytes | None) -> object:
