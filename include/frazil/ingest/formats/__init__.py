@@ -129,11 +129,11 @@ def create_key_decoder(
     (field,) = schema.fields
     whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
     if isinstance(declared, spec.AvroFormat):
-        from frazil.ingest.formats.avro import decoder as avro
+        from frazil.ingest.formats.avro.decoder import AvroKeyDecoder
 
         schemas = _schemas_of(declared)
         return create_fields_decoder(
-            lambda columns, units, _: avro.WholeKeyDecoder(columns, units, schemas), schema, whole, RecordShape()
+            lambda columns, units, _: AvroKeyDecoder(columns, units, schemas), schema, whole, RecordShape()
         )
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 

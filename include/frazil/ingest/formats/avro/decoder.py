@@ -315,7 +315,7 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     return found.astype(np.int32).astype(np.int64)
 
 
-class WholeKeyDecoder(AvroDecoder):
+class AvroKeyDecoder(AvroDecoder):
     """Decodes Avro values that are not records, as records with one field. The encoded bytes are the same."""
 
     def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
