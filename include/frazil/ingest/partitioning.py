@@ -82,9 +82,10 @@ def group_by_partition(
         return codes, [tuple(dictionary[0].as_py() for _, dictionary in encoded)]
     for code, dictionary in encoded:
         codes = codes * len(dictionary) + code
-    _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
-    columns = [dictionary.take(pa.array(code[first])).to_pylist() for code, dictionary in encoded]
-    return groups, list(zip(*columns, strict=True))
+    groups = pa.array(codes).dictionary_encode()
+    parts = np.unravel_index(groups.dictionary.to_numpy(), [len(dictionary) for _, dictionary in encoded])
+    columns = [d.take(pa.array(part)).to_pylist() for part, (_, d) in zip(parts, encoded, strict=True)]
+    return groups.indices.to_numpy().astype(np.int64), list(zip(*columns, strict=True))
 
 
 def _transform_column(table: pa.Table, schema: Schema, field: PartitionField | SortField) -> pa.Array:
