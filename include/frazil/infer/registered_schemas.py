@@ -26,6 +26,7 @@ from frazil.ingest.schema_drift import (
 )
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
+from frazil.spec.types import name_key
 
 MAX_SCHEMA_IDS = 50
 """Maximum number of ids to request, most frequent first. Values without an id look like many different ids."""
@@ -136,7 +137,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
         if reason := find_column_problem(name, before, dots=True):
             made.append(ProposedColumn(name, None, remark=reason))
             continue
-        before[name.lower()] = name
+        before[name_key(name)] = name
         having = [fields[name] for fields in schemas if name in fields]
         found_type = merge_all(field.found_type for field in having)
         kind = _format_type(found_type)
@@ -161,11 +162,10 @@ def _format_type(found_type: FoundType) -> str | None:
         case MapOf():
             return None if (inside := _format_type(found_type.value)) is None else f"map<string, {inside}>"
         case StructOf():
-            distinct = {name.lower(): name for name in reversed([*found_type.fields])}
-            plain = [n for n in found_type.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
-            inside = ", ".join(
-                f"{n}: {kind}" for n in plain if (kind := _format_type(found_type.fields[n])) is not None
-            )
+            plain = [name for name in found_type.fields if re.fullmatch(r"[A-Za-z_]\w*", name)]
+            distinct = {name_key(name): name for name in reversed(plain)}  # of equal names, the first
+            kinds = {name: _format_type(found_type.fields[name]) for name in plain if name in distinct.values()}
+            inside = ", ".join(f"{name}: {kind}" for name, kind in kinds.items() if kind is not None)
             return f"struct<{inside}>" if inside else None
     return None if found_type == MIXED else found_type
 
