@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from frazil.errors import EnvironmentUnusable
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.isolate import IsolatedDecoder, _send, harmless_record
+from frazil.ingest.isolate import IsolatedDecoder, harmless_record
 from tests.unit.ingest.test_key_columns import stage_context, stream
 
 FRAGILE = '''
@@ -169,17 +170,13 @@ def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
 
 def test_a_child_process_exits_quietly_when_nobody_reads_its_answers(fragile: MakeFragile) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(
-        [sys.executable, "-m", "frazil.ingest.isolate"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.close()
-        for frame in (fragile, RecordChunk.of_values([harmless_record()])):
-            _send(child.stdin, frame)
+    ours, theirs = Pipe()
+    command = [sys.executable, "-m", "frazil.ingest.isolate", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, env=environment) as child:
+        theirs.close()
+        for value in (fragile, RecordChunk.of_values([harmless_record()])):
+            ours.send(value)
+        ours.close()
         assert child.wait(60) == 1
         assert child.stderr is not None
         assert b"Traceback" not in (said := child.stderr.read()), said

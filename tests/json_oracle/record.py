@@ -18,7 +18,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.decode import DecodedChunk, Rejection
-from frazil.ingest.formats.json.rest import Path, column_parts, is_rest, rest_of
+from frazil.ingest.formats.json.rest import Path, column_parts, is_rest
 from frazil.ingest.formats.json.text import (
     RecordError,
     decode_special_numbers,
@@ -28,6 +28,7 @@ from frazil.ingest.formats.json.text import (
 )
 from frazil.ingest.formats.json.types import LISTED, Units, inner_fields
 from tests.json_oracle.keys import find_duplicate_keys
+from tests.json_oracle.rest import rest_of
 from tests.json_oracle.values import (
     MISSING,
     TYPE_MISMATCH,

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import SPECIALS, decode_special_numbers
+from frazil.ingest.formats.json.text import SPECIALS, decode_special_numbers, describe
 from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
@@ -100,23 +100,9 @@ def find_conversion(kind: iceberg.IcebergType, unit: str | None) -> Callable[[by
 
 
 def mismatch(text: bytes, needed: str, kind: object = None) -> InvalidValue:
-    return InvalidValue(f"expected {needed}{f' ({kind})' if kind else ''}, got {describe(text)}")
-
-
-def describe(text: bytes) -> str:
-    """Describe a value's JSON text for a message."""
-    match text[:1]:
-        case b'"':
-            return f"the string {_decode_string(text)[:64]!r}"
-        case b"{":
-            return "an object"
-        case b"[":
-            return "an array"
-        case b"t" | b"f":
-            return "a boolean"
-        case b"n":
-            return "null"
-    return f"the number {number_as_sent(text)}"
+    return InvalidValue(
+        f"expected {needed}{f' ({kind})' if kind else ''}, got {describe(decode_special_numbers(text))}"
+    )
 
 
 def _to_json_text(text: bytes) -> str:

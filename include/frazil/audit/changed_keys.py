@@ -16,8 +16,8 @@ from pyroaring import BitMap64
 
 from frazil.audit.claims import CommittedRange
 from frazil.commit.journal import RuleHashes
-from frazil.ingest.arrow_values import empty_table
-from frazil.merge.changes import TOPIC, Mask, are_values_equal, column, to_mask
+from frazil.ingest.arrow_values import empty_table, to_mask
+from frazil.merge.changes import TOPIC, Mask, are_values_equal, column
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
 from frazil.offsets.spans import Span, TopicPartition, covered_offsets, iter_runs, join_spans

@@ -21,11 +21,12 @@ from frazil.ingest.schema_drift import (
     ListOf,
     MapOf,
     StructOf,
-    merge_types,
+    merge_all,
     type_of_value,
 )
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
+from frazil.spec.types import name_key
 
 MAX_SCHEMA_IDS = 50
 """Maximum number of ids to request, most frequent first. Values without an id look like many different ids."""
@@ -136,11 +137,9 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
         if reason := find_column_problem(name, by_lower_name, allows_dots=True):
             columns.append(ProposedColumn(name, None, remark=reason))
             continue
-        by_lower_name[name.lower()] = name
+        by_lower_name[name_key(name)] = name
         having = [fields[name] for fields in schemas if name in fields]
-        found_type = having[0].found_type
-        for other in having[1:]:
-            found_type = merge_types(found_type, other.found_type)
+        found_type = merge_all(field.found_type for field in having)
         kind = _format_type(found_type)
         remark = "" if found_type is not None else _NO_TYPE
         if kind is None:
@@ -163,11 +162,10 @@ def _format_type(found_type: FoundType) -> str | None:
         case MapOf():
             return None if (inside := _format_type(found_type.value)) is None else f"map<string, {inside}>"
         case StructOf():
-            distinct = {name.lower(): name for name in reversed([*found_type.fields])}
-            plain = [n for n in found_type.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
-            inside = ", ".join(
-                f"{n}: {kind}" for n in plain if (kind := _format_type(found_type.fields[n])) is not None
-            )
+            plain = [name for name in found_type.fields if re.fullmatch(r"[A-Za-z_]\w*", name)]
+            distinct = {name_key(name): name for name in reversed(plain)}  # of equal names, the first
+            kinds = {name: _format_type(found_type.fields[name]) for name in plain if name in distinct.values()}
+            inside = ", ".join(f"{name}: {kind}" for name, kind in kinds.items() if kind is not None)
             return f"struct<{inside}>" if inside else None
     return None if found_type == MIXED else found_type
 
@@ -262,9 +260,7 @@ class _JsonSchema:
         return self._merge_choices([(type_of_value(value), value is None) for value in constants])
 
     def _merge_choices(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
-        found_type: FoundType = None
-        for other, _ in choices:
-            found_type = merge_types(found_type, other)
+        found_type = merge_all(found_type for found_type, _ in choices)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:

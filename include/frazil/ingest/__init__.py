@@ -1,3 +1,1 @@
 """Runs on executors: reads offset ranges from Kafka into Arrow tables, and writes the tables as Parquet files."""
-
-from __future__ import annotations

@@ -34,20 +34,14 @@ def find_out_of_range(rows: pa.Table) -> dict[int, OutOfRangeValue]:
     """Return each row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth, by row index."""
     out_of_range: dict[int, OutOfRangeValue] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
-        if _has_dates_or_times(field.type) and _may_be_out_of_range(chunk := column.combine_chunks()):
-            for row, beyond in _find_values(chunk, (field.name,)).items():
+        if any(map(_may_be_out_of_range, column.chunks)):
+            for row, beyond in _find_values(column.combine_chunks(), (field.name,)).items():
                 out_of_range.setdefault(row, beyond)
     return out_of_range
 
 
 def range_error(name: str, value: int, unit: str) -> str:
     return f"{name}: {value} {unit} since 1970 is {_OUTSIDE}"
-
-
-def _has_dates_or_times(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_dates_or_times(kind.field(i).type) for i in range(kind.num_fields))
-    return _limits_of(kind) is not None
 
 
 def _limits_of(kind: pa.DataType) -> tuple[int, int] | None:
@@ -65,9 +59,7 @@ def _may_be_out_of_range(array: pa.Array) -> bool:
 
 
 def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRangeValue]:
-    kind = array.type
-    if not _has_dates_or_times(kind):
-        return {}
+    kind, children = array.type, child_arrays(array)
     if limits := _limits_of(kind):
         numbers = _as_integers(array)
         bad = pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])).fill_null(False)
@@ -80,12 +72,14 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
             for position, beyond in _find_values(part, (*path, kind.field(i).name)).items():
                 out_of_range.setdefault(position, beyond)
         return out_of_range
-    entries = np.full(len(child_arrays(array)[0]), -1, np.int64)
+    if not children:
+        return {}
+    entries = np.full(len(children[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
         entries[offsets[entry] : offsets[entry + 1]] = entry
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
-    for part, name in zip(child_arrays(array), names, strict=True):
+    for part, name in zip(children, names, strict=True):
         for position, beyond in _find_values(part, (*path, name)).items():
             if (row := int(entries[position])) >= 0:
                 out_of_range.setdefault(row, beyond)

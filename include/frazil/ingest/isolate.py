@@ -6,14 +6,11 @@ kill a child.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +19,6 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 
 CRASHED = "DecoderCrashed"
-_LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
@@ -33,6 +29,8 @@ class IsolatedDecoder:
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Any = None
+        """The connection to the child."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode a chunk. A record that crashes the child is rejected.
@@ -41,7 +39,8 @@ class IsolatedDecoder:
         """
         answer = self._request(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
-            self._check_child(self._child or self._start(), harmless_record(len(chunk.values[0] or b"")))
+            self._ensure_child()
+            self._check_child(harmless_record(len(chunk.values[0] or b"")))
             answer = self._request(chunk)
         if isinstance(answer, DecodedChunk):
             return answer
@@ -57,45 +56,47 @@ class IsolatedDecoder:
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._reap(self._child)
+            self._reap()
 
     def _request(self, chunk: RecordChunk) -> DecodedChunk | BaseException | int:
         """Return the child's result or exception, or the child's exit code if it died."""
-        child = self._child or self._start()
+        self._ensure_child()
         try:
-            _send(child.stdin, chunk)
-            answer: DecodedChunk | BaseException = _receive(child.stdout)
-        except (EOFError, BrokenPipeError):
-            return self._reap(child)
+            self._pipe.send(chunk)
+            answer: DecodedChunk | BaseException = self._pipe.recv()
+        except (EOFError, OSError):
+            return self._reap()
         return answer
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command, pipe = [sys.executable, "-m", "frazil.ingest.isolate"], subprocess.PIPE
-        child = self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-        self._check_child(child, self._make, harmless_record())
-        return child
+    def _ensure_child(self) -> None:
+        if self._child is not None:
+            return
+        from multiprocessing import Pipe  # takes 20 ms
 
-    def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send `frames`, and wait until the last one, a harmless record, is decoded. Raises EnvironmentUnusable."""
-        *first_frames, value = frames
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._pipe, theirs = Pipe()
+        with theirs:
+            fd = theirs.fileno()
+            command = [sys.executable, "-m", "frazil.ingest.isolate", str(fd)]
+            self._child = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, env=environment)
+        self._check_child(harmless_record(), self._make)
+
+    def _check_child(self, known: bytes, *before: object) -> None:
+        """Send objects and a harmless record, and wait until it is decoded. Raises EnvironmentUnusable."""
         try:
-            for frame in first_frames:
-                _send(child.stdin, frame)
-            _send(child.stdin, RecordChunk.of_values([value]))
-            _receive(child.stdout)
-        except (EOFError, BrokenPipeError):
+            for value in (*before, RecordChunk.of_values([known])):
+                self._pipe.send(value)
+            self._pipe.recv()
+        except (EOFError, OSError):
             raise EnvironmentUnusable(
-                f"a new process for decoding died before any record reached it (exit code {self._reap(child)}). Its "
+                f"a new process for decoding died before any record reached it (exit code {self._reap()}). Its "
                 "last output is above. Check memory, disk space and the limit of processes"
             ) from None
 
-    def _reap(self, child: subprocess.Popen[bytes]) -> int:
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        self._child = None
+    def _reap(self) -> int:
+        assert self._child is not None
+        child, self._child = self._child, None
+        self._pipe.close()
         return child.wait()
 
 
@@ -104,42 +105,25 @@ def harmless_record(size: int = 0) -> bytes:
     return b"{" + b" " * (size - 2) + b"}"
 
 
-def _send(pipe: Any, value: object) -> None:
-    data = pickle.dumps(value, protocol=5)
-    pipe.write(_LENGTH.pack(len(data)))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _receive(pipe: Any) -> Any:
-    header = pipe.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(header)
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return pickle.loads(data)
-
-
-def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    decode: Decoder = _receive(questions)()
+def serve(pipe: Any) -> None:
+    decode: Decoder = pipe.recv()()
     while True:
         try:
-            chunk = _receive(questions)
+            chunk = pipe.recv()
         except EOFError:
             return
         try:
             answer: object = decode(chunk)
         except Exception as error:  # raised in the parent process
             answer = error
-        _send(answers, answer)
+        pipe.send(answer)
 
 
 if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library's output must not mix with the answers
+    from multiprocessing.connection import Connection
+
+    os.dup2(2, 1)  # the parent's output is not the child's
     try:
-        serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # the parent was killed, so nothing reads the answers or a traceback
-        os._exit(1)  # a normal exit would flush again and print an error
+        serve(Connection(int(sys.argv[1])))
+    except OSError:  # the parent was killed, so nothing reads the answers or a traceback
+        sys.exit(1)

@@ -111,7 +111,10 @@ class ColumnReader(RecordReader):
         self._client: int | None = None
         settings, make_token = split_properties(consumer_properties(properties))
         on_token = self._library.token_callback(make_token) if make_token else None
-        self._callbacks = ErrorCallback(self._on_client_error), ThrottleCallback(self._on_throttle_event), on_token
+        # librdkafka calls these in the polling thread.
+        on_error = ErrorCallback(lambda _, code, text, __: self._on_error(code, text.decode(errors="replace")))
+        on_throttle = ThrottleCallback(lambda _, __, ___, milliseconds, ____: self._on_throttle(milliseconds))
+        self._callbacks = on_error, on_throttle, on_token
         with translate_client_errors():
             self._client = self._library.consumer(settings, *self._callbacks)
         self._log_lines = self._library.queue_new(self._client)
@@ -256,13 +259,6 @@ class ColumnReader(RecordReader):
         self._known = topic_names
         rows = [(rkt, *self._partitions[name]) for rkt, name in topic_names.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
-
-    def _on_client_error(self, _: int, code: int, text: bytes, __: int) -> None:
-        """Forward a client's error. librdkafka calls this in the polling thread."""
-        self._on_error(code, text.decode(errors="replace"))
-
-    def _on_throttle_event(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
-        self._on_throttle(milliseconds)
 
     def _progress(self) -> tuple[int, int]:
         """Return two numbers. Whenever a range advances, at least one of the numbers changes."""

@@ -54,17 +54,12 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
     """Yield the rows of each partition, in their original order. Copies rows if there are several partitions."""
     if table.num_rows == 0:
         return
-    encoded = [_encode_distinct(table, schema, field) for field in spec.fields]
-    values = [dictionary for _, dictionary in encoded]
-    if all(len(dictionary) == 1 for dictionary in values):
-        yield PartitionRows(tuple(dictionary[0].as_py() for dictionary in values), table)
+    codes, values = group_by_partition(table, schema, spec)
+    if len(values) == 1:
+        yield PartitionRows(values[0], table)
         return
-    codes = np.zeros(table.num_rows, np.int64)
-    for code, dictionary in encoded:
-        codes = codes * len(dictionary) + code
     for positions in split_by_code(codes):
-        key = tuple(dictionary[int(code[positions[0]])].as_py() for code, dictionary in encoded)
-        yield PartitionRows(key, table.take(pa.array(positions)))
+        yield PartitionRows(values[int(codes[positions[0]])], table.take(pa.array(positions)))
 
 
 def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -83,11 +78,14 @@ def group_by_partition(
         code, dictionary = encoded[0]
         return code.astype(np.int64), [(value,) for value in dictionary.to_pylist()]
     codes = np.zeros(table.num_rows, np.int64)
+    if all(len(dictionary) == 1 for _, dictionary in encoded):
+        return codes, [tuple(dictionary[0].as_py() for _, dictionary in encoded)]
     for code, dictionary in encoded:
         codes = codes * len(dictionary) + code
-    _, first, groups = np.unique(codes, return_index=True, return_inverse=True)
-    columns = [dictionary.take(pa.array(code[first])).to_pylist() for code, dictionary in encoded]
-    return groups, list(zip(*columns, strict=True)) or [()]
+    groups = pa.array(codes).dictionary_encode()
+    parts = np.unravel_index(groups.dictionary.to_numpy(), [len(dictionary) for _, dictionary in encoded])
+    columns = [d.take(pa.array(part)).to_pylist() for part, (_, d) in zip(parts, encoded, strict=True)]
+    return groups.indices.to_numpy().astype(np.int64), list(zip(*columns, strict=True))
 
 
 def _transform_column(table: pa.Table, schema: Schema, field: PartitionField | SortField) -> pa.Array:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.contract import OffsetRange, RangeProgress
@@ -55,8 +56,9 @@ class ProgressCounter:
         times = (event_times.fill_null(NO_EVENT_TIME) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
             counted_times = times if window_mask is None else times[window_mask]
-            valid_times = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
-            self.windows.update(_count_by_window(valid_times, self._window_us))
+            known = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
+            for counted in pc.value_counts(pa.array(known // self._window_us)).to_pylist():
+                self.windows[counted["values"] * self._window_us] += counted["counts"]
             self.windows = self.windows if len(self.windows) <= MAX_WINDOWS else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
@@ -85,21 +87,6 @@ class ProgressCounter:
             where = (r.topic, r.partition, r.start, r.end)
             partitions.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))
         return tuple(partitions)
-
-
-def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    if len(times) == 0:
-        return {}
-    numbers = times // window_us
-    first, last = int(numbers.min()), int(numbers.max())
-    if last - first < 10_000:
-        counts = np.bincount(numbers - first)
-        filled = np.flatnonzero(counts)
-        starts, rows = (filled + first) * window_us, counts[filled]
-    else:
-        numbers, rows = np.unique(numbers, return_counts=True)
-        starts = numbers * window_us
-    return dict(zip(starts.tolist(), rows.tolist(), strict=True))
 
 
 log = logging.getLogger(__name__)

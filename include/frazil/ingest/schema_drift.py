@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from heapq import nsmallest
 from itertools import count
 from typing import Any, NamedTuple
@@ -180,6 +181,10 @@ def merge_types(first: FoundType, other: FoundType) -> FoundType:  # noqa: PLR09
     return MIXED
 
 
+def merge_all(types: Iterable[FoundType]) -> FoundType:
+    return reduce(merge_types, types, None)
+
+
 def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
@@ -209,10 +214,7 @@ def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 
         case str():
             return "string"
         case list():
-            element: FoundType = None
-            for part in value:
-                element = merge_types(element, type_of_value(part, depth + 1))
-            return ListOf(element)
+            return ListOf(merge_all(type_of_value(part, depth + 1) for part in value))
         case dict():
             return struct_of({name: type_of_value(part, depth + 1) for name, part in value.items()})
     return MIXED
@@ -242,18 +244,14 @@ class NewField:
 def find_new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
     """Yield each new field, then each problem inside it. Fields that were always null are omitted."""
     for path, found_type in sorted(schema_drift.new.items()):
-        yield from _convert_field(path, found_type)
-
-
-def _convert_field(path: Path, found_type: FoundType) -> Iterator[NewField]:
-    if problem := find_name_problem(path[-1]):
-        yield NewField((*path[:-1], "*") if path[-1] == TOO_MANY_FIELDS else path, None, problem)
-        return
-    inside: list[NewField] = []
-    converted = _convert_type(path, found_type, inside, count(1))
-    if converted is not None:
-        yield NewField(path, converted)
-    yield from inside
+        if problem := find_name_problem(path[-1]):
+            yield NewField((*path[:-1], "*") if path[-1] == TOO_MANY_FIELDS else path, None, problem)
+            continue
+        inside: list[NewField] = []
+        made = _convert_type(path, found_type, inside, count(1))
+        if made is not None:
+            yield NewField(path, made)
+        yield from inside
 
 
 def _convert_type(

@@ -1,3 +1,1 @@
 """Requests to Kafka, except reading records: describe topics, list offsets, and detect truncated logs."""
-
-from __future__ import annotations

@@ -47,7 +47,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "queue_destroy": (None, [c_void_p]),
     "queue_poll": (c_void_p, [c_void_p, c_int]),
     "set_log_queue": (c_int, [c_void_p, c_void_p]),
-    "event_type": (c_int, [c_void_p]),
     "event_log": (c_int, [c_void_p, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_int)]),
     "event_message_next": (c_void_p, [c_void_p]),
     "event_destroy": (None, [c_void_p]),

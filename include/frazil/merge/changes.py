@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ingest.arrow_values import select_where, unwrap_extension
+from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, PositionLogs, newer_log_mask, parse_logs
 from frazil.merge.contract import MergeRules
@@ -212,10 +212,7 @@ class _ChangesByKey:
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
-    array = rows.column(name).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return unwrap_extension(array)
+    return unwrap_extension(combine_chunks(rows.column(name)))
 
 
 def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
@@ -237,11 +234,6 @@ def rank_values(array: pa.Array) -> Numbers:
 
 def replace_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), name, values)
-
-
-def to_mask(array: pa.Array) -> Mask:
-    mask: Mask = array.to_numpy(zero_copy_only=False).astype(np.bool_)
-    return mask
 
 
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
@@ -266,7 +258,7 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
     """Return a mask of new values below the old ones. Null is lowest; a value of a newer log is never below."""
-    below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
+    below: Mask = to_mask(pc.less(new.cast(old.type), old))
     below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
     return below & ~newer_log_mask(new, old) if rules.by_position else below
 
@@ -372,11 +364,11 @@ def are_values_equal(left: pa.Array, right: pa.Array) -> Mask:
     if pa.types.is_nested(kind):
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return np.fromiter((_are_equal_nested(a, b) for a, b in pairs), np.bool_, len(left))
-    same = to_mask(pc.fill_null(pc.equal(left, right.cast(kind)), False))
+    same = to_mask(pc.equal(left, right.cast(kind)))
     same |= to_mask(left.is_null()) & to_mask(right.is_null())
     if pa.types.is_floating(kind):
         same &= _sign_bits(left) == _sign_bits(right.cast(kind))
-        same |= to_mask(pc.fill_null(pc.is_nan(left), False)) & to_mask(pc.fill_null(pc.is_nan(right), False))
+        same |= to_mask(pc.is_nan(left)) & to_mask(pc.is_nan(right))
     return same
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
+from frazil.ingest.arrow_values import to_mask
 from frazil.merge.changes import (
     OFFSET,
     PARTITION,
@@ -30,7 +31,6 @@ from frazil.merge.changes import (
     encode_keys,
     encode_partitions,
     rank_values,
-    to_mask,
 )
 from frazil.merge.contract import MergeCounts, MergeResult, TableFile
 from frazil.merge.table_files import TableFileReader, TaskRun, rows_without

@@ -277,6 +277,15 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
     )
 
 
+def test_names_that_engines_take_for_one_become_one_column() -> None:
+    inner = {"type": "object", "properties": {"a\u017f": {"type": "string"}, "AS": {"type": "string"}}}
+    properties = {"a-b": {"type": "string"}, "A-B": {"type": "string"}, "s": inner}
+    schema = json.dumps({"type": "object", "properties": properties})
+    columns = derive_json_columns([SchemaText("JSON", schema)], [])
+    assert [column.type for column in columns] == ["string", None, "struct<a\u017f: string>"]
+    assert columns[1].remark.startswith("has the same name as a-b, because")
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -16,7 +16,7 @@ from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import check_supported as check_types
-from frazil.ingest.formats.json.record import quote_value
+from frazil.ingest.formats.json.text import quote_value
 from frazil.ingest.schema_drift import Path
 from frazil.spec import formats as spec
 from frazil.spec.values import parse_names
@@ -129,10 +129,12 @@ def create_key_decoder(
     (field,) = schema.fields
     paths = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
     if isinstance(declared, spec.AvroFormat):
-        from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
+        from frazil.ingest.formats.avro.decoder import AvroKeyDecoder
 
-        schemas = as_record_schemas(_schemas_of(declared))
-        return create_fields_decoder(lambda to, plain, _: AvroDecoder(to, plain, schemas), schema, paths, RecordShape())
+        schemas = _schemas_of(declared)
+        return create_fields_decoder(
+            lambda columns, units, _: AvroKeyDecoder(columns, units, schemas), schema, paths, RecordShape()
+        )
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(make_format_decoder, declared)
@@ -151,10 +153,8 @@ def create_quoter(plain: PlainFormat) -> Quoter:
         return LineReader(declared).quote_field
     if not isinstance(declared, spec.JsonFormat) or declared.lines:
         return lambda _, __: None
-    around = _unwrap_path(declared)
-    if declared.framing == "confluent":
-        return lambda record, path: quote_value(record[FRAME_BYTES:], [*around, *path])
-    return lambda record, path: quote_value(record, [*around, *path])
+    around, start = _unwrap_path(declared), FRAME_BYTES if declared.framing == "confluent" else 0
+    return lambda record, path: quote_value(record[start:], [*around, *path])
 
 
 def without_unwrap(plain: PlainFormat) -> PlainFormat:

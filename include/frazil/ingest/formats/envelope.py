@@ -25,14 +25,14 @@ from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import DecodedChunk, DecoderOptions, FormatDecoder, Rejection
 from frazil.ingest.formats.debezium import PlaceholderFinder, is_null_ambiguous
-from frazil.ingest.formats.fields import MakeDecoder
+from frazil.ingest.formats.fields import FieldTree, MakeDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
 from frazil.ingest.schema_drift import DriftScope
 from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope
 
-BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
-"""First field ids of the columns in `before`, of fields in `payload`, and of fields that are not columns."""
+BEFORE_IDS, PAYLOAD_IDS, OWN_IDS, OBJECT_IDS = 1_000_000_000, 500_000_000, 1_900_000_000, 1_950_000_000
+"""First field ids: columns in `before`, fields in `payload`, other fields that are not columns, and objects."""
 NOT_AN_ENVELOPE, TRUNCATED, UNAVAILABLE = "NotAnEnvelope", "Truncated", "UnavailableValue"
 UNAVAILABLE_NULL = (
     "null, but the connector also writes null for a large value of this type that an update did not change. Set "
@@ -108,17 +108,18 @@ class EnvelopeDecoder(FormatDecoder):
             for field in self._columns
         ]
         before = _shift_ids([field for field in after if field.name in self._key_names], BEFORE_IDS)
-        tree: dict[str, object] = {"op": (iceberg.StringType(), next_id()), "source": {}}
-        for name, kind in POSITIONS.items() if self._positions else ():
-            _insert_field(tree, ["source", name], (kind, next_id()))
-        for column, path in self._envelope.metadata.items():
+        tree = FieldTree(lists=False, first_id=OBJECT_IDS)
+        tree.put(("op",), iceberg.NestedField(next_id(), "op", iceberg.StringType(), required=False))
+        for column, path in reversed([*self._envelope.metadata.items()]):  # if a path occurs twice, the last one counts
             if path != POSITION:
-                field = schema.find_field(column)
-                _insert_field(tree, path.split("."), (field.field_type, field.field_id))
+                field = schema.find_field(column).model_copy(update={"required": False})
+                tree.put(tuple(path.split(".")), field)
+        for name, kind in POSITIONS.items() if self._positions else ():
+            tree.put(("source", name), iceberg.NestedField(next_id(), name, kind, required=False))
         return [
             iceberg.NestedField(next_id(), "after", iceberg.StructType(*after), required=False),
             iceberg.NestedField(next_id(), "before", iceberg.StructType(*before), required=False),
-            *_nested_fields(tree, next_id),
+            *tree.fields(),
         ]
 
     def _event_type(self, kind: iceberg.IcebergType, next_id: Callable[[], int]) -> iceberg.IcebergType:
@@ -345,26 +346,6 @@ def _shift_ids(fields: list[iceberg.NestedField], by: int) -> list[iceberg.Neste
         return [moved(v) for v in value] if isinstance(value, list | tuple) else value
 
     return list(iceberg.StructType.model_validate(moved(text)).fields)
-
-
-def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.IcebergType, int]) -> None:
-    for name in path[:-1]:
-        subtree = tree.setdefault(name, {})
-        assert isinstance(subtree, dict)
-        tree = subtree
-    tree[path[-1]] = leaf
-
-
-def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
-    fields = []
-    for name, subtree in tree.items():
-        if isinstance(subtree, tuple):
-            fields.append(iceberg.NestedField(subtree[1], name, subtree[0], required=False))
-        elif isinstance(subtree, dict) and subtree:
-            fields.append(
-                iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(subtree, ids)), required=False)
-            )
-    return fields
 
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:

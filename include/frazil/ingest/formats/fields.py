@@ -148,7 +148,7 @@ class FieldsDecoder(FormatDecoder):
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _FieldTree(lists=lists, required=() if records.is_object_optional else within)
+        shape = FieldTree(lists=lists, required=() if records.is_object_optional else within)
         forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
@@ -462,14 +462,15 @@ def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.Chu
 _PLAIN_SOURCE = ColumnSource()
 
 
-class _FieldTree:
+class FieldTree:
     """A tree of the objects and lists in a record. Its leaves are the columns that fields fill."""
 
-    def __init__(self, *, lists: bool, required: Path) -> None:
+    def __init__(self, *, lists: bool, required: Path = (), first_id: int = FIRST_CONTAINER_ID + 1) -> None:
+        """`first_id` is the first field id of the objects and lists."""
         self.units: dict[int, str] = {}
         self._lists, self._required = lists, required
         self._tree: dict[str | int, Any] = {}
-        self._ids = count(FIRST_CONTAINER_ID + 1)
+        self._ids = count(first_id)
 
     def put(self, path: FieldPath, field: NestedField) -> None:
         """Add a column at a path. A column inside a list becomes optional, because an element may be missing."""

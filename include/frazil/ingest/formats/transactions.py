@@ -6,23 +6,34 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
-from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
+from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import make_format_decoder
+from frazil.ingest.formats.json.types import inner_fields
 from frazil.ingest.source_log import encode_positions
 from frazil.spec.formats import AvroFormat, JsonFormat
+from frazil.spec.iceberg import iceberg_type
 
 _POSTGRES_ID_PATTERN = re.compile(r"(\d+):\d+")
 """Pattern of PostgreSQL's ids: the transaction id, a colon, and the event's log position."""
 _PREVIOUS_COMMIT = r'^\["(?P<lsn>[0-9]{1,18})"'
 """Pattern of PostgreSQL's `source.sequence`, a JSON array. Its first element is the previous commit's log position."""
+_SOURCE = (
+    "db: string, schema: string, table: string, sequence: string, file: string, pos: long, ts_ms: long, server_id: long"
+)
+_METADATA = (
+    f"op: string, transaction: struct<id: string, data_collection_order: long>, source: struct<{_SOURCE}>, "
+    "status: string, id: string, "
+    "data_collections: list<struct<data_collection: string, event_count: long>>"
+)
+"""The fields of a record, or of its `payload`: of a change event, then of transaction metadata."""
 _CHANGE_OPERATIONS = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
 """Maximum length of a transaction id in markers and messages. Longer ids end with a hash of the whole id."""
@@ -55,8 +66,8 @@ class TransactionEnd(NamedTuple):
 class TransactionDecoder:
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
-        payload = NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False)
-        self._decode: Decoder = make_format_decoder(content, Schema(*_metadata_fields(1), payload), {})
+        records = iceberg_type(f"struct<{_METADATA}, payload: struct<{_METADATA}>>")
+        self._decode: Decoder = make_format_decoder(content, Schema(*inner_fields(records)), {})
         self.unreadable = 0
         """Number of records that `read_ends` could not read. Each may be a transaction's end."""
 
@@ -108,8 +119,7 @@ class TransactionDecoder:
 
 
 def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
-    column = pc.struct_field(rows[struct], name).combine_chunks()
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return combine_chunks(pc.struct_field(rows[struct], name))
 
 
 @lru_cache(maxsize=4096)
@@ -127,23 +137,3 @@ def _possible_table_names(db: str | None, schema: str | None, table: str | None)
     """Return the names of a table in transaction metadata: `db.table` (MySQL), `schema.table`, `db.schema.table`."""
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
-
-
-def _metadata_fields(first: int) -> list[NestedField]:
-    def struct(field_id: int, name: str, **kinds: Any) -> NestedField:
-        fields = [
-            NestedField(field_id + 1 + i, field, kind, required=False) for i, (field, kind) in enumerate(kinds.items())
-        ]
-        return NestedField(field_id, name, StructType(*fields), required=False)
-
-    text, count = StringType(), LongType()
-    texts, counts = ("db", "schema", "table", "sequence", "file"), ("pos", "ts_ms", "server_id")
-    element = struct(first + 21, "element", data_collection=text, event_count=count).field_type
-    return [
-        NestedField(first, "op", text, required=False),
-        struct(first + 1, "transaction", id=text, data_collection_order=count),
-        struct(first + 5, "source", **dict.fromkeys(texts, text), **dict.fromkeys(counts, count)),
-        NestedField(first + 16, "status", text, required=False),
-        NestedField(first + 17, "id", text, required=False),
-        NestedField(first + 20, "data_collections", ListType(first + 30, element, False), required=False),
-    ]

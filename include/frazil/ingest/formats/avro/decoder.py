@@ -6,7 +6,6 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
-from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions, FormatDecoder, Rejection
+from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions, FormatDecoder, Rejection, join_results
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
@@ -114,28 +113,22 @@ class AvroDecoder(FormatDecoder):
         self._drift = []
         rejections: dict[int, Fault] = {}
         roots, content = self._split_frames(values, rejections)
-        tables, positions_by_table = [empty_table(self._columns.arrow_schema)], []
+        parts = [DecodedChunk(empty_table(self._columns.arrow_schema), np.zeros(0, np.int64))]
         for part in self._columns.parts(len(values)):
             codes, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], codes, where)
-            positions = part.start + np.flatnonzero(codes == op.VALID)
             broken: dict[int, Fault] = {}
             for name in rows.column_names if self._has_json_faults else ():
                 for index, value in enumerate(rows.column(name).to_pylist()):
                     if (text := _find_json_fault(value)) is not None:
                         broken.setdefault(index, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
             self._has_json_faults = False
-            if broken:
-                rejections.update({int(positions[row]): fault for row, fault in broken.items()})
-                good = ~np.isin(np.arange(len(positions)), [*broken])
-                rows, positions = rows.filter(pa.array(good)), positions[good]
-            tables.append(rows)
-            positions_by_table.append(positions)
+            parts.append(DecodedChunk(rows, part.start + np.flatnonzero(codes == op.VALID)).reject_rows(broken))
             for i in np.flatnonzero((codes != op.VALID) & (codes != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(codes[i]), *where[i].tolist())
-        rejected = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
-        valid = np.concatenate([np.zeros(0, np.int64), *positions_by_table])
-        return DecodedChunk(pa.concat_tables(tables), valid, rejected, join_drift(self._drift))
+        decoded = join_results(parts)
+        found = sorted([*decoded.rejections, *(Rejection(i, *fault) for i, fault in rejections.items())])
+        return dataclasses.replace(decoded, rejections=found, drift=join_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, codes: NDArray[np.uint8], where: NDArray[np.int64]
@@ -195,10 +188,8 @@ class AvroDecoder(FormatDecoder):
             text = json_text(value, program.spans[operation]).encode()
             if operation in program.numbers:
                 text = text.strip(b'"')
-            if (part := program.rests.get(operation)) is None:
-                return text
-            other_fields = rest_of(text, part, keeps_nulls=False)
-            return None if other_fields is None else other_fields.encode()
+            part = program.rests.get(operation)
+            return text if part is None else rest_of(text, part, keeps_nulls=False)
         except InvalidAvroValue as error:
             self._has_json_faults = True
             return _FAULT_PREFIX + str(error).encode()
@@ -324,22 +315,10 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     return ids.astype(np.int32).astype(np.int64)
 
 
-def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
-    """Wrap Avro schemas in records with one field. The encoded bytes are the same."""
-    return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
+class AvroKeyDecoder(AvroDecoder):
+    """Decodes Avro values that are not records, as records with one field. The encoded bytes are the same."""
 
-
-@dataclass(frozen=True, slots=True)
-class _RecordSchemas:
-    inner: SchemaSource
-
-    def prefetch(self, schema_ids: Sequence[int]) -> None:
-        self.inner.prefetch(schema_ids)
-
-    def get(self, schema_id: int) -> SchemaText:
-        return _as_record(self.inner.get(schema_id))
-
-
-def _as_record(schema: SchemaText) -> SchemaText:
-    fields = f'[{{"name":"{WHOLE_KEY}","type":{schema.text}}}]'
-    return schema._replace(text=f'{{"type":"record","name":"frazil_key","fields":{fields}}}')
+    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
+        fields = f'[{{"name":"{WHOLE_KEY}","type":{found.text}}}]'
+        record = f'{{"type":"record","name":"frazil_key","fields":{fields}}}'
+        return super()._compile(schema_id, found._replace(text=record))

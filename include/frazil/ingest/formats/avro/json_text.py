@@ -37,12 +37,12 @@ class _OpenContainer:
 def json_text(data: bytes, written: AvroType) -> str:
     """Return a value as JSON text. Raises InvalidAvroValue."""
     try:
-        return _write(_Reader(data), written)
+        return _write(ValueReader(data), written)
     except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:
         raise InvalidAvroValue(str(error)) from None
 
 
-def _write(reader: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
+def _write(reader: ValueReader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
     out: list[str] = []
     todo: list[AvroType | _OpenContainer | str] = [written]  # a stack, because values may be nested 500 deep
     elements = len(reader.data) + MAX_EMPTY_ELEMENTS
@@ -80,7 +80,7 @@ def _write(reader: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one fo
     return "".join(out)
 
 
-class _Reader:
+class ValueReader:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
@@ -126,7 +126,7 @@ def _number_text(form: Callable[[float], object], value: float) -> str:
     )
 
 
-def _read_integer(reader: _Reader, written: AvroType) -> str:
+def _read_integer(reader: ValueReader, written: AvroType) -> str:
     value, logical = reader.read_varint(), written.logical
     if logical == "date":
         return f'"{_date_text(value)}"'
@@ -160,7 +160,7 @@ def _bytes_text(data: bytes, written: AvroType) -> str:
         return f"{Decimal(number).scaleb(-written.scale):f}"
 
 
-_SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
+_SCALARS: dict[str, Callable[[ValueReader, AvroType], str]] = {
     "null": lambda _, __: "null",
     "boolean": lambda reader, _: ("false", "true")[reader.take(1)[0]],
     "int": _read_integer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from pyiceberg import types as iceberg
@@ -244,10 +245,16 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
 
     `inside` has the enclosing types' ids.
     """
-    return _type_of(written, inside) if _has_few_parts(written, inside) else MIXED
+    try:
+        return _type_of(written, inside, count())
+    except TooLarge:
+        return MIXED
 
 
-def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: PLR0911 - a table
+def _type_of(written: AvroType, inside: frozenset[int], numbers: Iterator[int]) -> FoundType:  # noqa: PLR0911, PLR0912 - a table
+    """Return the type. `numbers` counts the parts; a named type counts each time that it is used. Raises TooLarge."""
+    if next(numbers) >= _MAX_PARTS:
+        raise TooLarge(f"it has more than {_MAX_PARTS:,} parts")
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
     within = inside | {id(written)}
@@ -256,18 +263,18 @@ def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: P
             return None
         case "union":
             branches = [part for part in written.parts if part.kind != "null"]
-            return None if not branches else _type_of(branches[0], within) if len(branches) == 1 else MIXED
+            return None if not branches else _type_of(branches[0], within, numbers) if len(branches) == 1 else MIXED
         case "record":
             names = (names[0] for names in written.fields)
-            parts = (_type_of(part, within) for part in written.parts)
+            parts = (_type_of(part, within, numbers) for part in written.parts)
             return struct_of(dict(zip(names, parts, strict=True)))
         case "array":
-            return ListOf(_type_of(written.parts[0], within))
+            return ListOf(_type_of(written.parts[0], within, numbers))
         case "map":
-            return MapOf(_type_of(written.parts[0], within))
+            return MapOf(_type_of(written.parts[0], within, numbers))
     match written.logical:
         case logical if logical == WRAPPER:
-            return _type_of(written.parts[0], within)
+            return _type_of(written.parts[0], within, numbers)
         case "date":
             return "date"
         case "decimal":
@@ -280,16 +287,3 @@ def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: P
     if written.kind == "fixed":
         return f"fixed[{written.size}]" if written.size else MIXED  # Parquet has no column of length 0
     return _SCALAR_TYPES[written.kind]
-
-
-def _has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
-    pending, count = [(written, inside)], 0
-    while pending:
-        schema, within = pending.pop()
-        count += 1
-        if count > _MAX_PARTS:
-            return False
-        if id(schema) not in within and len(within) <= MAX_NESTING:
-            pending += [(part, within | {id(schema)}) for part in schema.parts]
-    return True

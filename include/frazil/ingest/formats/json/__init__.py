@@ -1,1 +1,1 @@
-"""Decodes JSON objects (RFC 8259). `decoder` decodes chunks; `record` defines the correct result for each record."""
+"""Decodes JSON objects (RFC 8259). `decoder` decodes chunks with the compiled loop `rows`."""

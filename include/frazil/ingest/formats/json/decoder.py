@@ -28,8 +28,7 @@ from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
 from frazil.ingest.formats.json.nodes import check_supported
 from frazil.ingest.formats.json.reasons import MISSING, TYPE_MISMATCH, Reason, find_check
-from frazil.ingest.formats.json.record import field_names, field_names_at
-from frazil.ingest.formats.json.text import MAX_DEPTH, explain_invalid
+from frazil.ingest.formats.json.text import MAX_DEPTH, explain_invalid, field_names, field_names_at
 from frazil.ingest.formats.json.types import max_nesting
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,

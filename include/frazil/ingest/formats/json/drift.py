@@ -47,7 +47,8 @@ class DriftFinder:
         fields: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
-                _merge_into(fields, _new_fields(part, self._examined, ()))
+                for path, found_type in _new_fields(part, self._examined, ()):
+                    fields[path] = merge_types(fields.get(path), found_type)
         return fields
 
     def _examined_parts(self, record: object) -> Iterator[object]:
@@ -86,11 +87,6 @@ def _new_fields(value: object, kind: iceberg.IcebergType, path: Path) -> Iterato
             if len(new) > MAX_OBJECT_FIELDS:
                 new = {TOO_MANY_FIELDS: ""}
             yield from (((*path, name), type_of_value(part)) for name, part in new.items())
-
-
-def _merge_into(fields: dict[Path, FoundType], new_fields: Iterable[tuple[Path, FoundType]]) -> None:
-    for path, found_type in new_fields:
-        fields[path] = merge_types(fields.get(path), found_type)
 
 
 def _parse(value: bytes | None) -> object:

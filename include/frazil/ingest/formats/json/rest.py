@@ -1,26 +1,20 @@
 """Finds the parts of a JSON record that fill no column, for a `rest` column.
 
-This module is the reference implementation for the compiled loop. A part keeps its path: `{"place": {"zip": "1"}}`. A
-list element that has no such part becomes null.
+A part keeps its path: `{"place": {"zip": "1"}}`. A list element that has no such part becomes null.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import STRING
+from frazil.ingest.formats.json.text import decode_elements, decode_members
 from frazil.ingest.formats.json.types import LISTED, OF_REST, Units
 
 Path = tuple[str, ...]
-_TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
-_ATOM = re.compile(rb"[^ \t\r\n,\]}]+")
-_WHITE = re.compile(rb"[ \t\r\n]*")
-_decode_name = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,70 +66,23 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
     return None
 
 
-def rest_of(text: bytes, part: Part, *, keeps_nulls: bool = True) -> str | None:
-    """Return the `rest` text of an object; None if no field is left. Unless `keeps_nulls`, omits null fields."""
-    other_members = _write_rest(text, _skip_white_space(text, 0), part, keeps_nulls=keeps_nulls)
-    return None if other_members is None else other_members.decode()
+def rest_of(text: bytes, part: Part, *, keeps_nulls: bool = True) -> bytes | None:
+    """Return the `rest` text of a JSON value without white space; None if no field is left.
 
-
-def _write_rest(text: bytes, at: int, part: Part, *, keeps_nulls: bool) -> bytes | None:
-    if text.startswith(b"null", at):
+    Unless `keeps_nulls`, omits null fields.
+    """
+    if text == b"null":
         return None
     if isinstance(part, Entries) and not part.is_map:
-        parts = [_write_rest(text, value, part.each, keeps_nulls=keeps_nulls) for value, _ in _elements(text, at)]
-        return b"[" + b",".join(part_text or b"null" for part_text in parts) + b"]" if any(parts) else None
-    members = []
-    for start, name, value, end in _members(text, at):
-        if isinstance(part, Entries):
-            inside: Part | None = part.each
-        elif name in part.taken:
-            inside = part.taken[name]
-        else:
-            if name.lower() not in part.hidden and (keeps_nulls or text[value:end] != b"null"):
-                members.append(text[start:end])
+        elements = [rest_of(bytes(element), part.each, keeps_nulls=keeps_nulls) for element in decode_elements(text)]
+        return b"[" + b",".join(element or b"null" for element in elements) + b"]" if any(elements) else None
+    members = {}
+    for name, value in decode_members(text).items():
+        if isinstance(part, Fields) and name not in part.taken:
+            if name.lower() not in part.hidden and (keeps_nulls or bytes(value) != b"null"):
+                members[name] = value
             continue
-        if inside is not None and (nested := _write_rest(text, value, inside, keeps_nulls=keeps_nulls)) is not None:
-            members.append(text[start:value] + nested)
-    return b"{" + b",".join(members) + b"}" if members else None
-
-
-def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
-    at = _skip_white_space(text, at + 1)
-    while text[at] != ord("}"):
-        key = STRING.match(text, at)
-        assert key is not None
-        value = _skip_white_space(text, _skip_white_space(text, key.end()) + 1)
-        end = _find_value_end(text, value)
-        yield at, _decode_name(key[0]), value, end
-        at = _skip_comma(text, end)
-
-
-def _elements(text: bytes, at: int) -> Iterator[tuple[int, int]]:
-    at = _skip_white_space(text, at + 1)
-    while text[at] != ord("]"):
-        end = _find_value_end(text, at)
-        yield at, end
-        at = _skip_comma(text, end)
-
-
-def _skip_comma(text: bytes, end: int) -> int:
-    end = _skip_white_space(text, end)
-    return _skip_white_space(text, end + 1) if text[end] == ord(",") else end
-
-
-def _skip_white_space(text: bytes, at: int) -> int:
-    match = _WHITE.match(text, at)
-    assert match is not None
-    return match.end()
-
-
-def _find_value_end(text: bytes, at: int) -> int:
-    if text[at] in b"[{":
-        depth = 0
-        for token in _TOKEN.finditer(text, at):
-            depth += (token[0] in (b"[", b"{")) - (token[0] in (b"]", b"}"))
-            if depth == 0:
-                return token.end()
-    match = STRING.match(text, at) or _ATOM.match(text, at)
-    assert match is not None
-    return match.end()
+        inside = part.each if isinstance(part, Entries) else part.taken[name]
+        if inside is not None and (nested := rest_of(bytes(value), inside, keeps_nulls=keeps_nulls)) is not None:
+            members[name] = msgspec.Raw(nested)
+    return msgspec.json.encode(members) if members else None

@@ -1,10 +1,10 @@
-"""Checks the bytes of individual JSON messages before parsing, and replaces NaN and infinities with numbers."""
+"""Checks and reads individual JSON messages outside of the compiled loop. Replaces NaN and infinities with numbers."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -34,7 +34,8 @@ _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x0
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """First bytes of a JSON object in UTF-16. UTF-32 can begin with the same bytes."""
 _decode_string = msgspec.json.Decoder(str).decode
-_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
@@ -101,11 +102,11 @@ def explain_invalid(value: bytes | None) -> tuple[str, str] | None:
         text = strip_message(value)
         plain = encode_special_numbers(text)
         try:
-            _decode_members(plain)
+            decode_members(plain)
         except RecursionError:
             # Python adds the parser's depth to the caller's frames. A new thread has no frames yet.
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(_decode_members, plain).result()
+                thread.submit(decode_members, plain).result()
     except RecordError as error:
         return error.error_class, error.error
     except msgspec.DecodeError as error:
@@ -169,3 +170,30 @@ def describe(text: bytes) -> str:
         case b"n":
             return "null"
     return f"the number {text[:64].decode()}"
+
+
+def quote_value(text: bytes, path: Sequence[str | int]) -> str | None:
+    """Return the value at a path in a record, quoted for a message; None if it cannot be quoted."""
+    try:
+        return describe(decode_special_numbers(_find_value(text, path)))
+    except (msgspec.DecodeError, LookupError):
+        return None
+
+
+def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
+    return decode_members(_find_value(text, path)).keys()
+
+
+def _find_value(text: bytes, path: Sequence[str | int]) -> bytes:
+    found = encode_special_numbers(text)
+    for step in path:
+        found = bytes(decode_elements(found)[step] if isinstance(step, int) else decode_members(found)[step])
+    return found
+
+
+def field_names(value: bytes | None) -> Collection[str]:
+    """Return the field names of a record; empty if it cannot be parsed."""
+    try:
+        return decode_members(encode_special_numbers(strip_message(value))).keys()
+    except (RecordError, msgspec.DecodeError, RecursionError):
+        return ()

@@ -13,6 +13,7 @@ from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions
 from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
+from frazil.ingest.formats.avro.json_text import ValueReader
 from frazil.ingest.formats.avro.program import Fault
 from frazil.ingest.formats.avro.schema import UINT64, WRAPPER, AvroType
 from frazil.ingest.formats.json.lines import FRAME_BYTES
@@ -154,14 +155,8 @@ class ProtobufDecoder(AvroDecoder):
             written = message_of(schema.text, schema.references, self._message)
         else:
             # The count of indexes, then zigzag varints. A count of 0 means the first message.
-            numbers, value, shift = [], 0, 0
-            for octet in (schema_id & 2**_INDEX_BITS - 1).to_bytes(4, "big"):
-                value |= (octet & 127) << shift
-                shift += 7
-                if octet < 128:
-                    numbers.append((value >> 1) ^ -(value & 1))
-                    value = shift = 0
-            indexes = numbers[1 : 1 + numbers[0]] or [0]
+            reader = ValueReader((schema_id & 2**_INDEX_BITS - 1).to_bytes(4, "big"))
+            indexes = [reader.read_varint() for _ in range(reader.read_varint())] or [0]
             written = message_at_indexes(schema.text, schema.references, indexes)
         self._note_unknown(schema_id, (field.name for field in written.fields))
         root = self._program.add(written)

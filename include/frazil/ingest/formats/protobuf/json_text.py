@@ -74,8 +74,8 @@ class JsonTexts:
         """Return the JSON text of the fields that fill no column; None without such fields, or on an error."""
         assert self._taken is not None
         try:
-            text = _to_json(_to_dict(message))
-            return rest_of(text.encode(), self._taken)
+            left = rest_of(_to_json(_to_dict(message)).encode(), self._taken)
+            return None if left is None else left.decode()
         except (Error, TypeError, ValueError) as error:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
             return None

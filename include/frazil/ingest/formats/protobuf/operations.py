@@ -33,15 +33,17 @@ absent.
 CELLS, WIDTH = 26, 27
 """CELLS is the number of values of an empty message."""
 
-# Errors of a record. Avro's operations have the first three, too.
-(VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
-(INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
-NO_MOMENT = 17
+# Errors of a record: those of Avro's operations, and others.
+VALID, ENDS_EARLY, LONG_VARINT, NO_SYMBOL = avro.VALID, avro.ENDS_EARLY, avro.LONG_VARINT, avro.NO_SYMBOL
+INVALID_UTF8, NOT_HELD, NO_UUID, NO_MOMENT = avro.INVALID_UTF8, avro.NOT_HELD, avro.NO_UUID, avro.NO_MOMENT
+OTHER_LENGTH, REPEATED_KEY, TOO_DEEP, UNFIT = avro.OTHER_LENGTH, avro.REPEATED_KEY, avro.TOO_DEEP, avro.UNFIT
+(NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_MANY, NO_TIMESTAMP, MISSING) = range(19, 25)
 
-MALFORMED, UTF8, RANGE, MISMATCH = "InvalidProtobuf", "InvalidUtf8", "OutOfRange", "TypeMismatch"
+MALFORMED, RANGE, MISMATCH = "InvalidProtobuf", avro.RANGE, avro.MISMATCH
 MISSING_REQUIRED = "MissingRequired"
 
 ERRORS: dict[int, tuple[str, str]] = {
+    **avro.ERRORS,
     ENDS_EARLY: (MALFORMED, "the message ends within this value"),
     LONG_VARINT: (MALFORMED, "a number has more than 64 bits"),
     NO_FIELD: (MALFORMED, "the field number is invalid"),
@@ -49,13 +51,7 @@ ERRORS: dict[int, tuple[str, str]] = {
     NO_GROUP: (MALFORMED, "a group's start and end do not match"),
     TOO_DEEP: ("TooDeep", "messages are nested too deep"),
     TOO_MANY: ("TooLarge", "the record's elements would fill too many column values for its size"),
-    INVALID_UTF8: (UTF8, "a string is not UTF-8"),
-    NOT_HELD: (RANGE, "the column cannot hold this number"),
-    NO_UUID: (MISMATCH, "the string is not a UUID"),
-    NO_MOMENT: (MISMATCH, "the string is not a date or time of this type in ISO 8601"),
-    OTHER_LENGTH: (MISMATCH, "the value's length differs from the column's"),
     NO_SYMBOL: (MISMATCH, "the enum has no symbol of this number; a column of type int stores any number"),
-    REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     NO_TIMESTAMP: (RANGE, "the timestamp's nanoseconds or seconds are out of range"),
     MISSING: (MISSING_REQUIRED, "required, and the message has no such field"),
 }

@@ -10,6 +10,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2
 
+from frazil.ingest.formats.avro.schema import UnreadableSchema
+
 _TOKEN = re.compile(
     r"""\s+ | //[^\n]* | /\*.*?\*/ | (?P<token>
     "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*' | \.?[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)* |
@@ -27,12 +29,8 @@ _CLOSING = {"{": "}", "[": "]", "(": ")", "<": ">"}
 _FEATURES = frozenset({"field_presence", "enum_type", "repeated_field_encoding", "utf8_validation", "message_encoding"})
 
 
-class InvalidProtoText(Exception):
-    """The text is not a valid .proto file."""
-
-
 def parse_proto_text(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the descriptor of a .proto file, without a file name. Raises InvalidProtoText."""
+    """Return the descriptor of a .proto file, without a file name. Raises UnreadableSchema."""
     return _Parser(text).file()
 
 
@@ -45,7 +43,7 @@ class _Parser:
         while position < len(text):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise InvalidProtoText(
+                raise UnreadableSchema(
                     f"line {text.count(chr(10), 0, position) + 1}: {text[position : position + 10]!r} is not a token"
                 )
             if match["token"]:
@@ -275,7 +273,7 @@ class _Parser:
 
     def _take_name(self) -> str:
         if self._at == len(self._tokens):
-            raise InvalidProtoText("the text ends within a declaration")
+            raise UnreadableSchema("the text ends within a declaration")
         self._at += 1
         return self._tokens[self._at - 1][0]
 
@@ -285,12 +283,12 @@ class _Parser:
             raise self._error(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
 
-    def _error(self, problem: str) -> InvalidProtoText:
+    def _error(self, problem: str) -> UnreadableSchema:
         position = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
-        return InvalidProtoText(f"line {self._text.count(chr(10), 0, position) + 1}: {problem}")
+        return UnreadableSchema(f"line {self._text.count(chr(10), 0, position) + 1}: {problem}")
 
 
 def _unquote(word: str) -> str:
     if word[:1] not in ("'", '"'):
-        raise InvalidProtoText(f"{word!r} is not a string in quotation marks")
+        raise UnreadableSchema(f"{word!r} is not a string in quotation marks")
     return word[1:-1]

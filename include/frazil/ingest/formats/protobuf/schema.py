@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto as File
 from google.protobuf.message import DecodeError
 
 from frazil.ingest.formats.avro.schema import UnreadableSchema
-from frazil.ingest.formats.protobuf.proto_text import InvalidProtoText, parse_proto_text
+from frazil.ingest.formats.protobuf.proto_text import parse_proto_text
 
 _WELL_KNOWN = re.compile(r"google/protobuf/([a-z_]+)\.proto")
 _MAIN = "declared.proto"
@@ -113,7 +113,5 @@ def _parse_files(text: str) -> list[File]:
             raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
     try:
         return [parse_proto_text(text)]
-    except InvalidProtoText as error:
-        raise UnreadableSchema(str(error)) from None
     except RecursionError:
         raise UnreadableSchema("its messages are nested too deep") from None
