@@ -115,9 +115,20 @@ class FailedAttempt:
     kind: type[CommitUnavailable] = CommitUnavailable
 
 
-def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
+def classify_error(
+    error: Exception, step: Step, tables: TableNames, total_s: float, lost: str | None = None
+) -> FailedAttempt:
+    """Describe a failed attempt. `lost` says what the catalog lost of its confirmed commits. Raises lasting errors."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
+        case CommitFailedException() if lost:
+            return FailedAttempt(
+                logging.WARNING,
+                f"{lost}: retrying",
+                f"{lost}, for {total_s:.0f} s. The staged files and the journal are kept. Find out why the catalog "
+                "went back, such as a restored backup, or servers with different states. The next start continues at "
+                "the state that the catalog returns, and commits the lost batches again",
+            )
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
             message = f"commit to {tables} lost a race ({text}): trying again"
             if any(part in str(error) for part in _NO_ROW_ID):
