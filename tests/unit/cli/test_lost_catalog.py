@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from pyiceberg.table import Table
 
 from frazil.cli.main import frazil
+from frazil.commit.marker import property_name
 from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
 from frazil.errors import SpecError, TableLost
@@ -189,6 +191,34 @@ def test_a_replaced_table_is_reported_everywhere_until_it_is_registered_again(
     CliRunner().invoke(frazil, ["register", *command.split()], catch_exceptions=False)
     assert not [p for p in problems(tmp_path) if "Kafka" not in p]
     assert "is clean" in call(tmp_path, "audit", "made")
+
+
+def test_a_table_is_not_registered_in_a_catalog_without_another_table_of_its_stream(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/other.db"
+    for name, value in {"TYPE": "sql", "URI": uri, "WAREHOUSE": (tmp_path / "other").as_uri()}.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__OTHER__{name}", value)
+    other, tables = load_catalog("other"), (made.tables.main.refresh(), made.tables.dead_letters.refresh())
+    other.create_namespace("demo")
+    other.create_table("demo.rides", tables[0].schema())
+
+    def register(table: Table, *words: str) -> Result:
+        line = ["register", ".".join(table.name()), table.metadata_location, "--catalog", "other", *words]
+        return CliRunner().invoke(frazil, line)
+
+    for table in tables:
+        refusal = str(register(table).exception)
+        assert "nothing was registered in the catalog 'other': it has no other table of stream made" in refusal
+        assert refusal.endswith("If no other catalog has the table, add --no-other-catalog")
+    foreign = other.create_table("demo.foreign", tables[0].schema(), properties=tables[1].properties)
+    marker = json.loads(foreign.properties[property_name("made")])
+    for change in ({"cluster-id": "another"}, {"own-table": ["demo.made", "file:///elsewhere", "another"]}):
+        text = json.dumps({**marker, **change})
+        foreign.transaction().set_properties({property_name("made"): text}).commit_transaction()
+        assert "no other table of stream made" in str(register(tables[0]).exception), change
+    assert register(tables[0], "--no-other-catalog").exit_code == 0
+    assert register(tables[1]).exit_code == 0, "the catalog has a table of the stream"
 
 
 @pytest.mark.parametrize("folder", ["elsewhere", None])
