@@ -183,7 +183,7 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
     for stream in marked_streams(metadata.properties):
         observed = LocalLauncher(stream).observe()
         heartbeat = observed.heartbeat if observed.process.is_alive else None
-        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
+        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table == table:
             raise SpecError(
                 f"a writer of stream {stream} runs on this host, and has taken over {table}: another catalog may "
                 "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
