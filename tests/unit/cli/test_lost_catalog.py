@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyiceberg.table import Table
@@ -15,11 +16,13 @@ from frazil.cli.main import frazil
 from frazil.commit.marker import property_name
 from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
-from frazil.errors import SpecError, TableLost
+from frazil.errors import SpecError, TableLost, explain
 from frazil.home import run_folder
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.json_files import replace_json
+from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from frazil.table.lost_tables import missing_table_error
 from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
@@ -131,6 +134,30 @@ def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     assert [p for p in problems(tmp_path) if "Kafka" not in p] == before
     assert "table" not in beyond(tmp_path)
     call(tmp_path, "audit", "made")
+
+
+def test_a_lost_catalog_of_several_streams_is_one_cause(made: MadeStream, tmp_path: Path, frazil_home: Path) -> None:
+    names = [f"made{number}" for number in range(4)]
+    for name in names:
+        table = load_catalog(None).create_table(f"demo.{name}", made.tables.main.refresh().schema())
+        table.append(pa.Table.from_pylist([], schema=table.schema().as_arrow()))
+        text = (tmp_path / "made.yaml").read_text().replace("demo.made", f"demo.{name}")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("name: made", f"name: {name}"))
+        run_folder(name).mkdir(parents=True, exist_ok=True)
+        replace_json(run_folder(name) / "lock", dataclasses.asdict(Launch("launch-1", LaunchKind.SUPERVISED, 1)))
+    put_aside(frazil_home)
+    for name in names[:2]:  # their writers have ended for this reason
+        error = ExitRecord.fields_of(explain(missing_table_error(load_stream(tmp_path / f"{name}.yaml"))))
+        append_exit(run_folder(name), ExitRecord("launch-1", 25, 1, 2, "f", 0, committed=True, **error))
+    shown = call(tmp_path, "status")
+    cause = f"the catalog 'default' does not have tables that it had: the catalog's file {frazil_home}/catalog.db does"
+    assert [line.partition(": ")[0] for line in shown.splitlines() if cause in line] == [
+        "made, made0, made1 and 2 more"
+    ]
+    assert SAID.replace("demo.made", "demo.made0") not in shown
+    assert SAID.replace("demo.made", "demo.made0") in call(tmp_path, "status", "made0")
+    health = CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)])
+    assert (health.exit_code, health.stdout.count(cause), SAID in health.stdout) == (TableLost.exit_code, 1, False)
 
 
 def test_a_table_lost_with_its_folder_is_reported_on_the_host_that_committed_to_it(
