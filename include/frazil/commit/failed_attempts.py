@@ -127,7 +127,7 @@ def classify_error(
                 f"{lost}: retrying",
                 f"{lost}, for {total_s:.0f} s. The staged files and the journal are kept. Find out why the catalog "
                 "went back, such as a restored backup, or servers with different states. The next start continues at "
-                "the state that the catalog returns, and commits the lost batches again",
+                "the state that the catalog returns; after that, check the stream with `frazil audit`",
             )
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
             message = f"commit to {tables} lost a race ({text}): trying again"
