@@ -51,7 +51,7 @@ class TableHandle:
         self._uuid: str | None = None
         self._store: ObjectStore | None = None
         self.lost_commit: str | None = None
-        """What the catalog lost, if it last returned an older state than it had returned or confirmed before."""
+        """A clause, if the catalog last returned an older state than it had returned or confirmed before."""
         self.expiry: WriterExpiry | None = None
 
     @classmethod
@@ -105,9 +105,8 @@ class TableHandle:
     def _describe_loss(self, newest: Table, returned: Table) -> str:
         lost, head = (head_of(table.metadata) for table in (newest, returned))
         return (
-            f"the catalog {self.catalog_name!r} no longer has snapshot {lost and lost.snapshot_id} of table "
-            f"{self.identifier}, which it had confirmed: it returns an older state, with snapshot "
-            f"{head and head.snapshot_id}"
+            f"the catalog {self.catalog_name!r} returns an older state of table {self.identifier}: snapshot "
+            f"{head and head.snapshot_id}, although it had confirmed snapshot {lost and lost.snapshot_id}"
         )
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
