@@ -81,7 +81,7 @@ def register(  # noqa: PLR0913 - one per option
     and a table that the catalog has under another name. Without --older, refuses all but the table's newest file.
 
     A table in two catalogs loses the commits of one of them. So register refuses while a writer of the table runs on
-    this host and, without --no-other-catalog, if the catalog has no other table of the stream: it may be another one.
+    this host. Without --no-other-catalog, it also refuses a catalog that has no other table of the stream.
 
     \b
     Example:
