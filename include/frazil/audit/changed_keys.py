@@ -131,7 +131,7 @@ class DeclaredRules:
     def _last_other_epoch(self) -> int:
         """The epoch before which each commit precedes one with other rules. An epoch's batches have the same rules."""
         others = (r for parts in self.ranges.values() for r in parts if self._has_other_rules(r))
-        return max((r.published_in + 1 if r.epoch is None else r.epoch for r in others), default=0)
+        return max((r.published_in + 1 if r.epoch is None else r.epoch for r in others), default=-1)
 
     def _has_other_rules(self, r: CommittedRange) -> bool:
         return r.rules.deciding != self.current.deciding or (self.rejects and bool(self._changed_columns(r)))
