@@ -62,6 +62,8 @@ class Failure(Explanation):
     """The class of the error; empty if no error was raised, or if `about` names it."""
     about: str = ""
     """What fails for this reason."""
+    common: Failure | None = None
+    """The cause, if it may concern several subjects. Lists then show it once, in place of each subject's failure."""
 
     @property
     def headline(self) -> str:

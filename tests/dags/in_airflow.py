@@ -551,7 +551,7 @@ def doctor_of_dags() -> list[str]:
     """Return what `frazil doctor` finds about the DAGs of all streams."""
     from frazil.airflow.doctor import _check_shared_dags
 
-    return [one.message for one in _check_shared_dags()]
+    return [one.message for one in _check_shared_dags("airflow")]
 
 
 def give_to_team(team: str, dag_id: str) -> None:

@@ -1,5 +1,5 @@
-"""Checks Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`. Changes
-nothing, and prints its findings as JSON.
+"""Checks Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER COMMAND`.
+COMMAND is the user's command for this Airflow. Changes nothing, and prints its findings as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The variable that dags/writers.py passes as the queue to `writer_dags`."""
 
 
-def check_airflow(streams: Path) -> Iterator[Finding]:
+def check_airflow(streams: Path, command: str) -> Iterator[Finding]:
     ok = airflow_version.startswith(f"{TESTED_VERSION}.")
     yield Finding(
         "airflow", CheckState.OK if ok else CheckState.WARNING,
@@ -49,13 +49,13 @@ def check_airflow(streams: Path) -> Iterator[Finding]:
     try:
         with create_session() as session:
             yield from _check_components()
-            yield from _check_pool(session)
+            yield from _check_pool(session, command)
             yield from _check_spark_connection(session)
             yield from _check_import_errors(session)
-        yield from _check_shared_dags()
+        yield from _check_shared_dags(command)
     except SQLAlchemyError as error:
         problem = " ".join(str(error).split())[:300]
-        yield Finding("airflow's database", CheckState.WRONG, problem, "airflow db migrate; airflow db check")
+        yield Finding("airflow's database", CheckState.WRONG, problem, f"{command} db migrate; {command} db check")
 
 
 def _check_settings(streams: Path) -> Iterator[Finding]:
@@ -88,19 +88,19 @@ def _check_components() -> Iterator[Finding]:
             yield Finding(component, CheckState.OK, "running")
 
 
-def _check_pool(session: Session) -> Iterator[Finding]:
+def _check_pool(session: Session, command: str) -> Iterator[Finding]:
     pool_name = os.environ.get(POOL_VARIABLE)
     if not pool_name:
         yield Finding(
             "pool", CheckState.WARNING, "Spark applications run in default_pool, limited only by its slots",
-            f'airflow pools set frazil_spark 1 "Spark applications", and set {POOL_VARIABLE}=frazil_spark on all '
+            f'{command} pools set frazil_spark 1 "Spark applications", and set {POOL_VARIABLE}=frazil_spark on all '
             'components',
         )  # fmt: skip
     elif session.scalar(select(Pool).where(Pool.pool == pool_name)) is None:
         yield Finding(
             "pool", CheckState.WRONG,
             f"{POOL_VARIABLE} names the pool {pool_name!r}, which Airflow does not have: Spark tasks never start",
-            f'airflow pools set {pool_name} 1 "Spark applications"',
+            f'{command} pools set {pool_name} 1 "Spark applications"',
         )  # fmt: skip
     else:
         yield Finding("pool", CheckState.OK, f"Spark applications run in the pool {pool_name!r}")
@@ -139,18 +139,19 @@ def _check_import_errors(session: Session) -> Iterator[Finding]:
         yield Finding("dags", CheckState.OK, "all DAG files can be imported")
 
 
-def _check_shared_dags() -> Iterator[Finding]:
+def _check_shared_dags(command: str) -> Iterator[Finding]:
     paused = read_pauses(NEEDED_DAGS)
     for dag_id, undone in NEEDED_DAGS.items():
         if dag_id not in paused:
             fix = "add its file to the DAG folder, as docs/reference/dags.md says"
             yield Finding("dags", CheckState.WARNING, f"Airflow has no DAG {dag_id}: {undone}", fix)
         elif paused[dag_id]:
-            yield Finding("dags", CheckState.WARNING, f"{dag_id} is paused: {undone}", f"airflow dags unpause {dag_id}")
+            fix = f"{command} dags unpause {dag_id}"
+            yield Finding("dags", CheckState.WARNING, f"{dag_id} is paused: {undone}", fix)
 
 
 def main() -> None:
-    findings = [dataclasses.asdict(finding) for finding in check_airflow(Path(sys.argv[1]))]
+    findings = [dataclasses.asdict(finding) for finding in check_airflow(Path(sys.argv[1]), sys.argv[2])]
     print(json.dumps(findings))
 
 

@@ -63,7 +63,7 @@ class _Changes(NamedTuple):
     columns: frozenset[str]
     deciding: bool
     overtaken: bool
-    """Whether `deciding` holds for the range or for a later batch, which may have deleted or kept other keys."""
+    """Whether `deciding` holds for the range, or for a later commit that may have deleted or kept other keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,8 @@ class DeclaredRules:
         again = BitMap64()
         for r in sorted(ranges, key=lambda r: r.epoch or 0, reverse=True):
             columns, deciding = self._changed_columns(r), self._has_other_rules(r)
-            changes = _Changes(
-                columns, deciding, deciding or (r.epoch is not None and r.epoch < self._last_other_epoch)
-            )
+            first_epoch = r.published_in - 1 if r.epoch is None else r.epoch
+            changes = _Changes(columns, deciding, deciding or first_epoch < self._last_other_epoch)
             if r.epoch is None or not replaces:
                 yield changes, [(r.start, r.end)]
             elif offsets := r.offsets - again:
@@ -130,8 +129,9 @@ class DeclaredRules:
 
     @cached_property
     def _last_other_epoch(self) -> int:
-        others = (r.epoch or 0 for parts in self.ranges.values() for r in parts if self._has_other_rules(r))
-        return max(others, default=0)
+        """The epoch before which each commit precedes one with other rules. An epoch's batches have the same rules."""
+        others = (r for parts in self.ranges.values() for r in parts if self._has_other_rules(r))
+        return max((r.published_in + 1 if r.epoch is None else r.epoch for r in others), default=-1)
 
     def _has_other_rules(self, r: CommittedRange) -> bool:
         return r.rules.deciding != self.current.deciding or (self.rejects and bool(self._changed_columns(r)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
@@ -52,6 +54,8 @@ class CommittedRange:
     """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
     """The writer's epoch; None for a backfill."""
+    published_in: int = field(default=0, compare=False)
+    """The newest writer's epoch that may have begun before a backfill was published."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that served the records before `end`, if known."""
     rules: RuleHashes = field(default=NO_RULES, compare=False)
@@ -333,21 +337,23 @@ def _sum_claims(
     backfills: Sequence[BackfillRecord],
 ) -> Claims:
     replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
-    read: list[_ReadRecord] = [(record, False, record.key.epoch) for record in live]
+    read = [_ReadRecord(record, epoch=record.key.epoch) for record in live]
     replays: list[_ReadRecord] = []
     for backfill in backfills:
         chunks = committed_chunks(journals, backfill.backfill)
-        (replays if backfill.backfill.replays else read).extend((chunk, backfill.selects, None) for chunk in chunks)
+        epoch = _newest_epoch_before(metadata, record_path(journals, backfill.backfill.id), live)
+        found = (_ReadRecord(chunk, selects=backfill.selects, published_in=epoch) for chunk in chunks)
+        (replays if backfill.backfill.replays else read).extend(found)
         ids = chunk_topic_ids(chunks)
         for tp, offsets in backfill.replayed.items():
             replayed[tp][ids.get(tp[0], "")] |= offsets
     routed = Counter[str]()
-    for file in (file for record, _, _ in read for file in record.files if is_routed(file.target)):
+    for file in (file for each in read for file in each.record.files if is_routed(file.target)):
         routed[file.target] += file.records
     claimed = Claims(
         _committed_ranges(read),
-        sum(record.records for record, _, _ in read),
-        sum(record.rejected for record, _, _ in read),
+        sum(each.record.records for each in read),
+        sum(each.record.rejected for each in read),
         len(read),
         dict(routed),
         replays=_committed_ranges(replays),
@@ -357,20 +363,36 @@ def _sum_claims(
     return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, remaining, backfills))
 
 
-_ReadRecord = tuple[Journal, bool, int | None]
-"""A commit record, with `CommittedRange.selects` and `epoch` of its ranges."""
+def _newest_epoch_before(metadata: TableMetadata, commit_record: str, batches: Iterable[Journal]) -> int:
+    """Return the newest epoch of batches that were staged before a snapshot; of all batches, if it has expired."""
+    found = (
+        s.timestamp_ms
+        for s in metadata.snapshots
+        if s.summary and s.summary.get("frazil.commit-record") == commit_record
+    )
+    at_ms = next(found, sys.maxsize) + MAX_CLOCK_STEP_MS
+    return max((batch.key.epoch for batch in batches if batch.created_at_ms <= at_ms), default=0)
+
+
+class _ReadRecord(NamedTuple):
+    """A commit record, with these fields of its ranges: see `CommittedRange`."""
+
+    record: Journal
+    selects: bool = False
+    epoch: int | None = None
+    published_in: int = 0
 
 
 def _committed_ranges(read: Iterable[_ReadRecord]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     known_rules: dict[tuple[frozenset[tuple[str, str]], str], RuleHashes] = {}
-    for record, selects, epoch in read:
+    for record, selects, epoch, published_in in read:
         key = frozenset(record.rules.columns.items()), record.rules.deciding
         rules = known_rules.setdefault(key, record.rules)
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             leader = record.leader_epochs.get(p.topic_partition)
             counts = p.records, p.rejected, topic_id, selects, p.dropped
-            claim = CommittedRange(p.start, p.end, *counts, epoch, leader, rules)
+            claim = CommittedRange(p.start, p.end, *counts, epoch, published_in, leader, rules)
             ranges[p.topic_partition].append(claim)
     return {tp: tuple(parts) for tp, parts in ranges.items()}

@@ -12,14 +12,21 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
-from frazil.commit.marker import marked_streams
+from frazil.commit.marker import marked_streams, try_read_marker
 from frazil.errors import SpecError
 from frazil.host.local import LocalLauncher
 from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGES, find_installed, make_package
 from frazil.spec.units import format_count
-from frazil.table.catalogs import catalog_config, load_catalog, open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import (
+    catalog_config,
+    list_namespaces,
+    list_table_names,
+    load_catalog,
+    open_existing_catalog,
+    translate_catalog_errors,
+)
 from frazil.table.lost_tables import (
     describe_new_catalog,
     file_name,
@@ -27,6 +34,7 @@ from frazil.table.lost_tables import (
     find_other_name,
     registration_command,
 )
+from frazil.table.parallel import run_in_parallel
 from frazil.table.reader_configuration import READERS, Reader, configuration
 from frazil.table.spark_catalog import needed_jar_sets
 from frazil.table.storage import open_store
@@ -61,7 +69,7 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
 @click.argument("metadata")
 @click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
 @click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
-@click.option("--no-other-catalog", is_flag=True, help="Register in a catalog without tables.")
+@click.option("--no-other-catalog", is_flag=True, help="Register although another catalog may have TABLE.")
 @json_option
 def register(  # noqa: PLR0913 - one per option
     table: str, metadata: str, *, name: str | None, older: bool, no_other_catalog: bool, as_json: bool
@@ -73,7 +81,7 @@ def register(  # noqa: PLR0913 - one per option
     and a table that the catalog has under another name. Without --older, refuses all but the table's newest file.
 
     A table in two catalogs loses the commits of one of them. So register refuses while a writer of the table runs on
-    this host and, without --no-other-catalog, if the catalog has no tables: it may have replaced another one.
+    this host. Without --no-other-catalog, it also refuses a catalog that has no other table of the stream.
 
     \b
     Example:
@@ -89,7 +97,7 @@ def register(  # noqa: PLR0913 - one per option
             check_no_writer(table, described)
             check_no_other_name(catalog, table, described)
         if not no_other_catalog:
-            check_not_new(catalog, table, described)
+            check_own_catalog(catalog, table, described)
         if described is not None and not older:
             check_newest(catalog, table, metadata, described)
         catalog = load_catalog(name)  # creates a missing SQLite file
@@ -175,7 +183,7 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
     for stream in marked_streams(metadata.properties):
         observed = LocalLauncher(stream).observe()
         heartbeat = observed.heartbeat if observed.process.is_alive else None
-        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
+        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table == table:
             raise SpecError(
                 f"a writer of stream {stream} runs on this host, and has taken over {table}: another catalog may "
                 "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
@@ -183,15 +191,43 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
             )
 
 
-def check_not_new(catalog: Catalog, table: str, metadata: TableMetadata | None) -> None:
-    if (new := describe_new_catalog(catalog)) is None:
+def check_own_catalog(catalog: Catalog, table: str, metadata: TableMetadata | None) -> None:
+    """Raise SpecError if another catalog may have the table: this one has no tables, or none of the table's stream."""
+    problem = describe_new_catalog(catalog) or (metadata and _describe_missing_streams(catalog, table, metadata))
+    if not problem:
         return
     note = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
     raise SpecError(
-        f"nothing was registered in the catalog {catalog.name!r}: {new}, so another catalog may still have the table "
-        f"{table}{note}. A table in two catalogs loses the commits of one of them. Restore that catalog, or correct "
-        "FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
+        f"nothing was registered in the catalog {catalog.name!r}: {problem}, so another catalog may still have the "
+        f"table {table}{note}. A table in two catalogs loses the commits of one of them. Restore that catalog, or "
+        "correct FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
     )
+
+
+def _describe_missing_streams(catalog: Catalog, table: str, metadata: TableMetadata) -> str | None:
+    """Return which stream of the table has no other table in the catalog. Each stream has a dead-letter table."""
+    missing = {name for name in marked_streams(metadata.properties) if try_read_marker(metadata.properties, name)}
+    own = Catalog.namespace_to_string(Catalog.namespace_from(table))
+    try:
+        namespaces = sorted((".".join(each) for each in list_namespaces(catalog)), key=lambda name: name != own)
+        for names in (list_table_names(catalog, namespace) for namespace in namespaces if missing):
+            others = [name for name in names if name != table]
+            loaded = run_in_parallel(lambda name: catalog.load_table(name).metadata, others) if others else []
+            for pair in zip(others, loaded, strict=True):
+                missing -= {stream for stream in missing if _are_of_one_stream(stream, (table, metadata), pair)}
+    except Exception:  # a catalog may refuse to list, or to load
+        return None
+    return f"it has no other table of stream {min(missing)}, such as its dead-letter table" if missing else None
+
+
+def _are_of_one_stream(stream: str, *tables: tuple[str, TableMetadata]) -> bool:
+    """Return whether these tables have markers of one stream, and none of them belongs to another table of a name."""
+    markers = [try_read_marker(metadata.properties, stream) for _, metadata in tables]
+    known = [marker for marker in markers if marker is not None]
+    uuids = {name: str(metadata.table_uuid) for name, metadata in tables}
+    owned = [marker.own_table for marker in known if marker.own_table]
+    is_one_source = len(known) == len(tables) and len({marker.source.cluster_id for marker in known}) == 1
+    return is_one_source and all(uuids.get(own.name, own.uuid) == own.uuid for own in owned)
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:

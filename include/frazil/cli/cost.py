@@ -17,7 +17,7 @@ from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.units import format_duration, format_rounded_bytes
 from frazil.status.cost import PRICES_VARIABLE, CostReport, Prices, StreamCost, cost_of
-from frazil.table.catalogs import call_open_catalog, keep_catalogs
+from frazil.table.catalogs import call_catalog, keep_catalogs
 from frazil.table.parallel import run_in_parallel
 from frazil.table.unresponsive import Unresponsive
 
@@ -66,7 +66,7 @@ def cost(  # noqa: PLR0913 - a command's options
     prices = Prices.load(prices_file) if prices_file else Prices()
     since_ms, catalogs = now_ms - period // timedelta(milliseconds=1), Unresponsive()
     steps = [(spec.table.catalog, partial(cost_of, spec, since_ms=since_ms)) for spec in chosen]
-    reports = run_in_parallel(lambda step: call_open_catalog(*step, catalogs), steps)
+    reports = run_in_parallel(lambda step: call_catalog(*step, catalogs, is_long=True), steps)
     sums = _sums(reports, by)
     if as_json:
         costs = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}

@@ -46,7 +46,7 @@ from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
-from frazil.table.catalogs import call_open_catalog, keep_catalogs, open_existing_catalog
+from frazil.table.catalogs import call_catalog, keep_catalogs, open_existing_catalog
 from frazil.table.lost_tables import lost_dead_letters_error
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
@@ -109,7 +109,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
         step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
-        report = call_open_catalog(maintained.catalog, step, catalogs)
+        report = call_catalog(maintained.catalog, step, catalogs, is_long=True)
         measured = [(maintained, report)]
         is_known = report.health is not None
         reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, catalogs)
@@ -152,7 +152,7 @@ def _add_missing_tables(
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     def find_missing(spec: StreamSpec) -> dict[str, Failure] | Exception:
         try:
-            return call_open_catalog(spec.table.catalog, lambda: describe_missing_tables(spec), catalogs)
+            return call_catalog(spec.table.catalog, lambda: describe_missing_tables(spec), catalogs, is_long=True)
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -224,7 +224,8 @@ def _find_routed_tables(
     unlisted: list[TableReport] = []
     for name, spec in routes_by_name(specs).items():
         try:
-            tables += call_open_catalog(spec.table.catalog, partial(_load_routed_tables, spec, specs), catalogs)
+            step = partial(_load_routed_tables, spec, specs)
+            tables += call_catalog(spec.table.catalog, step, catalogs, is_long=True)
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
             unlisted.append(_unreadable_report(name, TableKind.ROUTED, error))
     return tables, unlisted
@@ -243,7 +244,7 @@ def _report_if_possible(
 ) -> TableReport | None:
     try:
         step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep)
-        return call_open_catalog(maintained.catalog, step, catalogs)
+        return call_catalog(maintained.catalog, step, catalogs, is_long=True)
     except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -87,10 +88,18 @@ def wrap_command(line: str, width: int) -> str:
 
 
 def group_messages(messages: Iterable[tuple[str, Explanation]]) -> list[str]:
-    """Return each message once, after the subjects that it concerns, and its remedy as the next line."""
+    """Return each message once, after the subjects that it concerns, and its remedy as the next line.
+
+    The common cause of several messages replaces them.
+    """
+    found = [*messages]
+    common = Counter(message.common for _, message in found if isinstance(message, Failure))
     subjects_by_message: dict[Explanation, list[str]] = {}
-    for subject, message in messages:
-        subjects_by_message.setdefault(message, []).append(subject)
+    for subject, message in found:
+        shown = message
+        if isinstance(message, Failure) and message.common and common[message.common] > 1:
+            shown = message.common
+        subjects_by_message.setdefault(shown, []).append(subject)
     lines = []
     for message, subjects in subjects_by_message.items():
         more_text = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""

@@ -21,6 +21,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 from frazil.commit.failed_attempts import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
 from frazil.table.atomic_catalogs import CommitTables, TableChange
+from frazil.table.branches import head_of
 from frazil.table.catalog_errors import retry_after_s
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.object_store import ObjectStore
@@ -49,6 +50,8 @@ class TableHandle:
         self._newest: Table | None = None
         self._uuid: str | None = None
         self._store: ObjectStore | None = None
+        self.lost_commit: str | None = None
+        """A clause, if the catalog last returned an older state than it had returned or confirmed before."""
         self.expiry: WriterExpiry | None = None
 
     @classmethod
@@ -96,7 +99,15 @@ class TableHandle:
         self._loaded = self._catalog.load_table(self.identifier)
         self._uuid = self._uuid or str(self._loaded.metadata.table_uuid)
         self._newest = self._table = self._choose_newer(self._loaded)
+        self.lost_commit = None if self._table is self._loaded else self._describe_loss(self._table, self._loaded)
         return self._table
+
+    def _describe_loss(self, newest: Table, returned: Table) -> str:
+        lost, head = (head_of(table.metadata) for table in (newest, returned))
+        return (
+            f"the catalog {self.catalog_name!r} returns an older state of table {self.identifier}: snapshot "
+            f"{head and head.snapshot_id}, although it had confirmed snapshot {lost and lost.snapshot_id}"
+        )
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
         """Load the table without changing the handle. Returns the known state if that is newer."""
@@ -127,6 +138,7 @@ class TableHandle:
 
     def set_committed(self, table: Table, response: CommitTableResponse) -> None:
         """Keep the metadata that the catalog returned for a commit to `table`."""
+        self.lost_commit = None
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
         )
@@ -340,7 +352,8 @@ def _swap_tables(
                 rounds.forget()
                 continue
             refusals.count_error(error, rounds.step, rounds.tables)
-            failed_attempt = classify_error(error, rounds.step, names, retry_policy.total_s)
+            lost = next((handle.lost_commit for commit in commits if (handle := commit.handle).lost_commit), None)
+            failed_attempt = classify_error(error, rounds.step, names, retry_policy.total_s, lost)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
                 raise failed_attempt.kind(failed_attempt.final_error) from error

@@ -115,9 +115,20 @@ class FailedAttempt:
     kind: type[CommitUnavailable] = CommitUnavailable
 
 
-def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
+def classify_error(
+    error: Exception, step: Step, tables: TableNames, total_s: float, lost: str | None = None
+) -> FailedAttempt:
+    """Describe a failed attempt. `lost` describes an outdated state of the catalog. Raises lasting errors."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
+        case CommitFailedException() if lost:
+            return FailedAttempt(
+                logging.WARNING,
+                f"{lost}: retrying",
+                f"{lost}, for {total_s:.0f} s. The staged files and the journal are kept. Find out whether the "
+                "catalog was restored, or has caches or servers with different states. The next start continues at the "
+                "state that the catalog returns; after that, check the stream with `frazil audit`",
+            )
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
             message = f"commit to {tables} lost a race ({text}): trying again"
             if any(part in str(error) for part in _NO_ROW_ID):

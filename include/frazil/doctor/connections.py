@@ -207,20 +207,17 @@ def _check_registry(spec: StreamSpec) -> str:
 
 
 def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Unresponsive) -> list[Failure]:
-    from pyiceberg.utils.config import DEFAULT  # PyIceberg is slow to load
-
-    from frazil.commit.catalog_probe import clean_up_probe_folders, probe
+    from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.status.table import describe_own_missing_table
     from frazil.table.atomic_catalogs import find_commit_tables
-    from frazil.table.catalogs import MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
+    from frazil.table.catalogs import MISSING_FILE, call_catalog, catalog_name, load_catalog, open_existing_catalog
 
     try:
         with report_missing_extras():
             open_catalog = partial(open_existing_catalog, spec.table.catalog)
             opened = call_catalog(spec.table.catalog, open_catalog, services)
             if MISSING_FILE in opened.properties:  # the probe would create the file
-                same = {spec.table.catalog, opened.name, None if opened.name == DEFAULT else opened.name}
-                of_catalog = (stream for stream in streams if stream.table.catalog in same)
+                of_catalog = (stream for stream in streams if catalog_name(stream.table.catalog) == opened.name)
                 if lost := next(
                     filter(None, (describe_own_missing_table(stream, None) for stream in of_catalog)), None
                 ):

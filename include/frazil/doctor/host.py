@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -168,20 +169,19 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
     if not _is_set_up(environment):
         yield Finding("airflow", CheckState.SKIPPED, "this user has no Airflow: AIRFLOW_HOME has no airflow.cfg")
         return
-    command = [sys.executable, "-m", "frazil.airflow.doctor", str(streams.absolute())]
+    # The environment of `frazil dev` has a home of its own, which the user's shell may not have.
+    home = environment.get("AIRFLOW_HOME", "")
+    airflow = f"AIRFLOW_HOME={shlex.quote(home)} airflow" if home != os.environ.get("AIRFLOW_HOME", "") else "airflow"
+    command = [sys.executable, "-m", "frazil.airflow.doctor", str(streams.absolute()), airflow]
     ran = subprocess.run(
         command, env=dict(environment), capture_output=True, text=True, timeout=AIRFLOW_TIMEOUT_S - 5, check=False
     )
     if ran.returncode != 0:
         last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
-        yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
+        yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", f"{airflow} db check")
         return
-    # The environment of `frazil dev` has a home of its own, which the user's shell may not have.
-    home = environment.get("AIRFLOW_HOME", "")
-    prefix = f"AIRFLOW_HOME={home} " if home != os.environ.get("AIRFLOW_HOME", "") else ""
     for finding in json.loads(ran.stdout.strip().splitlines()[-1]):
-        fix = f"{prefix if finding['fix'].startswith('airflow ') else ''}{finding['fix']}"
-        yield Finding(finding["subject"], CheckState(finding["state"]), finding["message"], fix)
+        yield Finding(finding["subject"], CheckState(finding["state"]), finding["message"], finding["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -99,7 +99,7 @@ class Heartbeat(StoredError):
     notices: tuple[str, ...] = ()
     """Sentences that operators should read but that are not errors."""
     table: str = ""
-    """The table that the writer commits to. Empty for an application, and in heartbeats of earlier versions."""
+    """The table that the writer commits to. Empty for an application."""
 
     def write(self, folder: Path) -> None:
         replace_json(folder / NAME, dataclasses.asdict(self))

@@ -49,7 +49,7 @@ class Launch:
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The application that runs the stream. Empty, like `streams`, in records of earlier versions."""
+    """The application that runs the stream; empty for a writer of its own."""
     streams: tuple[str, ...] = ()
 
 
@@ -58,7 +58,7 @@ class StoredError:
     """The error of a writer, in its heartbeat and in the record of its exit."""
 
     error: str | None = None
-    """The reason. In records of earlier versions, the whole text."""
+    """The reason."""
     remedy: str = ""
     error_class: str = ""
 
@@ -85,7 +85,7 @@ class ExitRecord(StoredError):
     stalled_since_ms: int | None = None
     """When the stall began in which the writer ended."""
     table: str = ""
-    """The writer's table. Empty in records of earlier versions."""
+    """The writer's table; empty if the writer wrote no heartbeat."""
 
     @property
     def is_supervised(self) -> bool:

@@ -265,10 +265,13 @@ def refine_state(stream: StreamState, spec: StreamSpec, *, now_ms: int) -> Strea
 
 
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Remove problems whose reason is part of the first problem's reason."""
-    head = problems[0].reason if problems else ""
-    distinct = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in head)
-    return (*problems[:1], *distinct)
+    """Remove problems whose reason is part of the first problem's reason, which then has their `common` cause."""
+    if not problems:
+        return ()
+    first, *others = problems
+    kept = [other for other in others if not other.reason or shorten_error(other.reason) not in first.reason]
+    common = next((other.common for other in others if other.common and other not in kept), first.common)
+    return (replace(first, common=common), *kept)
 
 
 def slow_after_ms(spec: StreamSpec) -> int:

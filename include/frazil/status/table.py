@@ -41,7 +41,7 @@ from frazil.supervise.decision import DesiredState, has_committed
 from frazil.supervise.desired_state import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import call_catalog, open_existing_catalog, translate_catalog_errors
-from frazil.table.lost_tables import explain_dropped_table
+from frazil.table.lost_tables import describe_new_catalog, explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_declaration_fits, load_stream_table
 from frazil.table.unresponsive import Unresponsive
@@ -258,7 +258,14 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
         found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog))
-    return Failure(found, error=TableLost.__name__) if found else None
+    if found is None:
+        return None
+    common = None
+    if table is None and (new := describe_new_catalog(catalog := open_existing_catalog(spec.table.catalog))):
+        lost = f"the catalog {catalog.name!r} does not have tables that it had: {new}"
+        remedy = "Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog, or restore it"
+        common = Failure(lost, f"{remedy}. `frazil status STREAM` names a table's files", TableLost.__name__)
+    return Failure(found, error=TableLost.__name__, common=common)
 
 
 def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> Failure | None:

@@ -222,7 +222,7 @@ def has_committed(writer: Observation, table: str) -> bool:
     tables = {end.table for end in writer.exits if end.committed}
     if heartbeat is not None and heartbeat.last_commit_at_ms is not None:
         tables.add(heartbeat.table)
-    return not tables.isdisjoint({table, ""})  # earlier versions recorded no table
+    return table in tables
 
 
 def get_known_lag(heartbeat: Heartbeat) -> int | None:

@@ -37,6 +37,11 @@ _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
 _HIVE_3_TYPE = "timestamp with local time zone"
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
+_DATABASE_REMEDIES = {
+    **dict.fromkeys(("disk I/O error", "disk is full"), "Check the free space on its disk first"),
+    "database is locked": "End the program that has locked its file",
+}
+_DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 CATALOG_REMEDY = "Start the catalog and its storage, make them reachable from this host, or correct .pyiceberg.yaml"
 
 
@@ -127,6 +132,16 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
     if boto is not None and isinstance(error, boto.BotoCoreError | boto.ClientError):
         return _translate_aws(catalog, error, boto)
     return _translate_metastore(catalog, error)
+
+
+def translate_database_error(catalog: str, reason: str) -> FrazilError:
+    if any(sign in reason for sign in _DATABASE_REFUSAL_TEXTS):
+        return AccessDenied(
+            f"the database of the catalog {catalog!r} refuses access: {reason}; correct its credentials or permissions"
+        )
+    problem = f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
+    remedies = (remedy for sign, remedy in _DATABASE_REMEDIES.items() if sign in reason)
+    return CommitUnavailable(problem, remedy=next(remedies, CATALOG_REMEDY))
 
 
 def _translate_aws(catalog: str, error: Any, boto: Any) -> FrazilError | None:

@@ -56,6 +56,7 @@ from frazil.spec.addresses import find_path_problem
 from frazil.table.catalog_errors import (
     check_storage,
     translate_client_error,
+    translate_database_error,
     translate_loading_error,
     unreachable_error,
 )
@@ -64,14 +65,15 @@ from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.parallel import kept_in_thread
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
 from frazil.table.storage_errors import is_credentials_expiry, translate_local_failure
-from frazil.table.unresponsive import SLOW_ERROR_S, Unresponsive, run_with_timeout
+from frazil.table.unresponsive import Unresponsive, run_with_timeout
 
 A = TypeVar("A")
 
 ANSWER_TIMEOUT_S = 12.0
 """Longest wait (s) of a command for a catalog. PyIceberg's clients of most catalogs have no or longer timeouts."""
-SQLITE_BUSY_SECONDS = 30
-"""How long (s) to wait for another process that writes."""
+SQLITE_BUSY_SECONDS = 10
+"""How long (s) to wait for another process that writes: less than `ANSWER_TIMEOUT_S`, so that the error names the lock.
+"""
 
 MAX_OPEN_ATTEMPTS = 3
 
@@ -90,8 +92,6 @@ EMPTY_DATABASE = "sqlite:///file:/frazil-empty?vfs=memdb&uri=true"
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
-_FULL_DISK_TEXTS = ("disk I/O error", "disk is full")
-_DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,16 @@ class CatalogConfig:
     embedded: bool = False
 
 
+def catalog_name(declared: str | None) -> str:
+    """Return the name of the catalog that a stream declares. Several declared names may mean the default catalog."""
+    return declared or Config().get_default_catalog_name()
+
+
 def catalog_config(name: str | None) -> CatalogConfig:
     """Return a catalog's configuration; None means the default catalog. Raises SpecError if missing or invalid."""
     check_configuration()
-    config = Config()
     try:
-        default = config.get_default_catalog_name()
-        wanted = name or default
+        config, default, wanted = Config(), catalog_name(None), catalog_name(name)
         configured = config.get_catalog_config(wanted)
     except ValueError as error:
         raise SpecError(f"the catalogs in .pyiceberg.yaml are invalid: {error}") from None
@@ -163,19 +166,18 @@ def open_existing_catalog(name: str | None) -> Catalog:
     return opened[0]
 
 
-def call_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
-    """Run a step that reads the catalog. Raises CommitUnavailable if the step takes `ANSWER_TIMEOUT_S`."""
-    return catalogs.call(name, partial(_answer_in_time, name, step), slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
-
-
-def call_open_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
-    """Run a step that may take long. Raises CommitUnavailable if opening the catalog takes `ANSWER_TIMEOUT_S`."""
+def call_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive, *, is_long: bool = False) -> A:
+    """Run a step that reads the catalog. Raises CommitUnavailable if the step takes `ANSWER_TIMEOUT_S`. If the step
+    `is_long`, this limit is only for opening the catalog.
+    """
 
     def run() -> A:
+        if not is_long:
+            return _answer_in_time(name, step)
         _answer_in_time(name, partial(open_existing_catalog, name))
         return step()
 
-    return catalogs.call(name, run, slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
+    return catalogs.call(name, run)
 
 
 def _answer_in_time(name: str | None, step: Callable[[], A]) -> A:
@@ -270,16 +272,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
     except _unreachable_errors() as error:
         raise unreachable_error(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
-        reason = str(error.orig)
-        if any(sign in reason for sign in _DATABASE_REFUSAL_TEXTS):
-            raise AccessDenied(
-                f"the database of the catalog {catalog!r} refuses access: {reason}; correct its credentials or "
-                "permissions"
-            ) from error
-        problem = f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
-        if any(sign in reason for sign in _FULL_DISK_TEXTS):
-            raise CommitUnavailable(problem, remedy="Check the free space on its disk first") from error
-        raise unreachable_error(problem) from error
+        raise translate_database_error(catalog, str(error.orig)) from error
     except FileNotFoundError as error:
         if METADATA_SUFFIX not in str(error):
             raise

@@ -22,7 +22,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import (
     MISSING_FILE,
-    catalog_config,
+    catalog_name,
     list_namespaces,
     list_table_names,
     open_existing_catalog,
@@ -129,7 +129,7 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
-    flag = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
+    flag = "" if catalog == catalog_name(None) else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{flag}"
 
 

@@ -30,6 +30,12 @@ log = logging.getLogger(__name__)
 class PreparedSqlCatalog(SqlCatalog):
     """Loads tables and moves their pointers as PyIceberg's catalog does: same rows, transactions and errors."""
 
+    def _init_catalog(self) -> None:
+        if self.engine.dialect.name == "sqlite":  # PyIceberg would try to create tables in a locked file
+            with self.engine.connect() as connection:
+                connection.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1")
+        super()._init_catalog()
+
     def load_table(self, identifier: str | Identifier) -> Table:
         key = _row_key(self, identifier)
         with self.engine.connect() as connection:

@@ -15,13 +15,15 @@ from frazil.table.parallel import DaemonThreads
 A = TypeVar("A")
 
 SLOW_ERROR_S = 10.0
+"""Duration (s) of a call whose error shows that the service does not answer."""
 
 
 class Unresponsive:
     """Calls services, and remembers for `keep_s` which did not answer. Threads may share it.
 
-    A key is the service with the settings of the call. A service did not answer if all brokers were silent, or if its
-    error took `slow_s`. No error is remembered if a call with the same key succeeded meanwhile.
+    A key is the service with the settings of the call. A service did not answer if all brokers were silent, if the call
+    reached its timeout, or if its error took `SLOW_ERROR_S`. No error is remembered if a call with the same key
+    succeeded meanwhile.
     """
 
     def __init__(self, keep_s: float = math.inf) -> None:
@@ -29,7 +31,7 @@ class Unresponsive:
         self._errors: dict[Hashable, tuple[Exception, float]] = {}
         self._answered_s: dict[Hashable, float] = {}
 
-    def call(self, key: Hashable, step: Callable[[], A], *, slow_s: float = SLOW_ERROR_S) -> A:
+    def call(self, key: Hashable, step: Callable[[], A]) -> A:
         """Return the result of `step`, or raise the remembered error at once."""
         began_s = time.monotonic()
         known, at_s = self._errors.get(key, (None, 0.0))
@@ -39,7 +41,8 @@ class Unresponsive:
             result = step()
         except (KafkaUnavailable, CommitUnavailable) as error:
             now_s = time.monotonic()
-            silent = error.all_brokers if isinstance(error, KafkaUnavailable) else now_s - began_s >= slow_s
+            is_late = isinstance(error.__cause__, TimeoutError) or now_s - began_s >= SLOW_ERROR_S
+            silent = error.all_brokers if isinstance(error, KafkaUnavailable) else is_late
             if silent and self._answered_s.get(key, -math.inf) < began_s:
                 self._errors[key] = error, now_s
             raise

@@ -142,11 +142,39 @@ def test_keys_that_a_later_batch_of_other_deciding_rules_may_have_deleted_or_kep
         audited.declared = DeclaredRules(RuleHashes({"k1": "a"}, "now"), {("t", 0): ranges})
         return audited.keys(changes)
 
+    def found_with_replay(deciding: str, published_in: int) -> ChangedKeys:
+        """Find keys after three batches of the current rules, and a replay of the second in this epoch."""
+        now, other = (RuleHashes({"k1": "a"}, each) for each in ("now", deciding))
+        batches = [CommittedRange(2 * n, 2 * n + 2, 2, 0, "", epoch=n + 1, rules=now) for n in range(3)]
+        replay = CommittedRange(2, 4, 2, 0, "", published_in=published_in, rules=other)
+        audited.declared = DeclaredRules(now, {("t", 0): [*batches, replay]})
+        return audited.keys(changes)
+
     compared = ChangedKeys(inserted=named({"k1": 3}, {"k1": 4}), deleted=named({"k1": 1}, {"k1": 2}))
     partly = ChangedKeys(named({"k1": 4}), undecided=named({"k1": 1}, {"k1": 3}), deleted=named({"k1": 2}))
     assert found("now", "now", "now") == compared
     assert found("now", "other", "now") == partly, "the second batch may have kept key 1, and deleted key 3"
     assert found("other", "now", "now") == partly
+    assert found_with_replay("now", 2) == compared
+    assert found_with_replay("other", 2) == partly, "the replay may have kept key 1, and deleted key 3"
+    assert found_with_replay("other", 3) == ChangedKeys(undecided=named(*({"k1": key} for key in (1, 2, 3, 4))))
+
+
+def test_the_rows_of_a_backfill_that_a_batch_of_other_deciding_rules_may_have_deleted_are_not_compared(
+    tmp_path: Path,
+) -> None:
+    audited = Audited(tmp_path, LongType(), located=True)
+    place = {"kafka_topic": "t", "kafka_partition": 0}
+
+    def found(*, published_in: int) -> ChangedKeys:
+        now, other = (RuleHashes({"k1": "a"}, each) for each in ("now", "other"))
+        backfill = CommittedRange(0, 2, 2, 0, "", published_in=published_in, rules=now)
+        batch = CommittedRange(2, 4, 2, 0, "", epoch=2, rules=other)
+        audited.declared = DeclaredRules(now, {("t", 0): [backfill, batch]})
+        return audited.keys([{**row(3), **place, "kafka_offset": 1}])
+
+    assert found(published_in=2) == ChangedKeys(undecided=named({"k1": 3})), "the batch came before it or after"
+    assert found(published_in=3) == ChangedKeys(named({"k1": 3}))
 
 
 def test_the_rules_of_a_row_are_those_of_its_records_batches() -> None:

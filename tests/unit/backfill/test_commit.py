@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 
+from frazil.audit.claims import MAX_CLOCK_STEP_MS, load_all_claims
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_records import (
@@ -169,6 +170,23 @@ def test_a_backfill_is_found_in_its_window_even_if_expiry_kept_only_its_snapshot
     hour = Period(there.timestamp_ms, there.timestamp_ms + 1)
     found = published_records(live.tables.journals, live.load().metadata, "events", window=hour)
     assert [record.backfill.id for record in found] == [committer.backfill.id]
+
+
+def test_the_audit_knows_the_newest_epoch_that_may_precede_a_backfill(live: Any) -> None:
+    def published_in() -> set[int]:
+        claimed = load_all_claims(live.tables.journals, live.marker(), live.load().metadata)
+        return {r.published_in for ranges in claimed.ranges.values() for r in ranges if r.epoch is None}
+
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    stage(live, committer)
+    publish(live, committer)
+    published = head_of(live.load().metadata)
+    live.clock_ms = published.timestamp_ms + MAX_CLOCK_STEP_MS + 1
+    before = live.committer.epoch
+    live.run(live.begin(), {0: (110, 111)})
+    assert published_in() == {before}
+    live.load().maintenance.expire_snapshots().by_id(published.snapshot_id).commit()
+    assert published_in() == {before + 1}, "it is unknown"
 
 
 def test_a_tagged_snapshot_of_a_backfill_is_kept_when_the_backfill_is_published(live: Any) -> None:

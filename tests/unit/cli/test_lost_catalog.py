@@ -7,17 +7,22 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from pyiceberg.table import Table
 
 from frazil.cli.main import frazil
+from frazil.commit.marker import property_name
 from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
-from frazil.errors import SpecError, TableLost
+from frazil.errors import SpecError, TableLost, explain
 from frazil.home import run_folder
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.json_files import replace_json
+from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from frazil.table.lost_tables import missing_table_error
 from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
@@ -131,6 +136,30 @@ def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     call(tmp_path, "audit", "made")
 
 
+def test_a_lost_catalog_of_several_streams_is_one_cause(made: MadeStream, tmp_path: Path, frazil_home: Path) -> None:
+    names = [f"made{number}" for number in range(4)]
+    for name in names:
+        table = load_catalog(None).create_table(f"demo.{name}", made.tables.main.refresh().schema())
+        table.append(pa.Table.from_pylist([], schema=table.schema().as_arrow()))
+        text = (tmp_path / "made.yaml").read_text().replace("demo.made", f"demo.{name}")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("name: made", f"name: {name}"))
+        run_folder(name).mkdir(parents=True, exist_ok=True)
+        replace_json(run_folder(name) / "lock", dataclasses.asdict(Launch("launch-1", LaunchKind.SUPERVISED, 1)))
+    put_aside(frazil_home)
+    for name in names[:2]:  # their writers have ended for this reason
+        error = ExitRecord.fields_of(explain(missing_table_error(load_stream(tmp_path / f"{name}.yaml"))))
+        append_exit(run_folder(name), ExitRecord("launch-1", 25, 1, 2, "f", 0, committed=True, **error))
+    shown = call(tmp_path, "status")
+    cause = f"the catalog 'default' does not have tables that it had: the catalog's file {frazil_home}/catalog.db does"
+    assert [line.partition(": ")[0] for line in shown.splitlines() if cause in line] == [
+        "made, made0, made1 and 2 more"
+    ]
+    assert SAID.replace("demo.made", "demo.made0") not in shown
+    assert SAID.replace("demo.made", "demo.made0") in call(tmp_path, "status", "made0")
+    health = CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)])
+    assert (health.exit_code, health.stdout.count(cause), SAID in health.stdout) == (TableLost.exit_code, 1, False)
+
+
 def test_a_table_lost_with_its_folder_is_reported_on_the_host_that_committed_to_it(
     tmp_path: Path,
     frazil_home: Path,  # noqa: ARG001
@@ -189,6 +218,34 @@ def test_a_replaced_table_is_reported_everywhere_until_it_is_registered_again(
     CliRunner().invoke(frazil, ["register", *command.split()], catch_exceptions=False)
     assert not [p for p in problems(tmp_path) if "Kafka" not in p]
     assert "is clean" in call(tmp_path, "audit", "made")
+
+
+def test_a_table_is_not_registered_in_a_catalog_without_another_table_of_its_stream(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/other.db"
+    for name, value in {"TYPE": "sql", "URI": uri, "WAREHOUSE": (tmp_path / "other").as_uri()}.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__OTHER__{name}", value)
+    other, tables = load_catalog("other"), (made.tables.main.refresh(), made.tables.dead_letters.refresh())
+    other.create_namespace("demo")
+    other.create_table("demo.rides", tables[0].schema())
+
+    def register(table: Table, *words: str) -> Result:
+        line = ["register", ".".join(table.name()), table.metadata_location, "--catalog", "other", *words]
+        return CliRunner().invoke(frazil, line)
+
+    for table in tables:
+        refusal = str(register(table).exception)
+        assert "nothing was registered in the catalog 'other': it has no other table of stream made" in refusal
+        assert refusal.endswith("If no other catalog has the table, add --no-other-catalog")
+    foreign = other.create_table("demo.foreign", tables[0].schema(), properties=tables[1].properties)
+    marker = json.loads(foreign.properties[property_name("made")])
+    for change in ({"cluster-id": "another"}, {"own-table": ["demo.made", "file:///elsewhere", "another"]}):
+        text = json.dumps({**marker, **change})
+        foreign.transaction().set_properties({property_name("made"): text}).commit_transaction()
+        assert "no other table of stream made" in str(register(tables[0]).exception), change
+    assert register(tables[0], "--no-other-catalog").exit_code == 0
+    assert register(tables[1]).exit_code == 0, "the catalog has a table of the stream"
 
 
 @pytest.mark.parametrize("folder", ["elsewhere", None])

@@ -559,7 +559,7 @@ def test_an_unresponsive_catalog_delays_health_by_only_one_timeout(
         requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
-    monkeypatch.setattr("frazil.table.catalogs.SLOW_ERROR_S", 0.0)
+    monkeypatch.setattr("frazil.table.unresponsive.SLOW_ERROR_S", 0.0)
     monkeypatch.setattr("frazil.table.catalogs.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)

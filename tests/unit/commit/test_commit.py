@@ -177,6 +177,54 @@ def test_a_commit_that_always_loses_races_raises_commit_unavailable(world):
         committer.commit(journal)
 
 
+def test_a_commit_that_the_catalog_confirms_and_forgets_is_named_and_committed_again_by_the_next_writer(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 2)})
+    before = world.load()
+    world.run(committer, {0: (2, 4)}, rejected={0: [3]})
+    forgotten = world.load().current_snapshot().snapshot_id
+    key = BatchKey(committer.epoch, world.marker().key.batch + 1)
+    waiting = world.journal(key, {0: (4, 6)}, world.write(key, [(0, 4), (0, 5)]), seen=committer.newest_dead_letters())
+    assert world.tables.journals.put(waiting)
+    world.catalog.go_back(before)
+    reported = []
+    policy = dataclasses.replace(world.time.retry_policy(), report=lambda *failed: reported.append(failed))
+    committer._tables = dataclasses.replace(committer._tables, retry_policy=policy)
+
+    with pytest.raises(CommitUnavailable) as error:
+        committer.commit(waiting)
+
+    returned = before.current_snapshot().snapshot_id
+    cause = f"older state of table demo.events: snapshot {returned}, although it had confirmed snapshot {forgotten}"
+    assert f"the catalog 'lake' returns an {cause}, for 60 s. The staged files" in str(error.value)
+    assert reported
+    assert all(cause in sentence for sentence, _ in reported), "it did not lose races"
+    view = world.view()
+    second = world.take_over(view)
+    assert [journal.key for journal in world.settle(second, view).committed] == [(1, 2), (1, 3)]
+    assert (world.rows(), world.dead_letters()) == ([(0, n) for n in (0, 1, 2, 4, 5)], [(0, 3)])
+
+
+def test_a_commit_that_the_catalog_confirms_and_replaces_with_another_writers_is_committed_again(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 2)})
+    before = world.load()
+    world.run(committer, {0: (2, 4)})
+    key = BatchKey(committer.epoch, world.marker().key.batch + 1)
+    waiting = world.journal(key, {0: (4, 6)}, world.write(key, [(0, 4), (0, 5)]))
+    assert world.tables.journals.put(waiting)
+    world.catalog.go_back(before)
+    world.foreign_append(7)
+
+    with pytest.raises(StaleBatch):
+        committer.commit(waiting)
+
+    view = world.view()
+    second = world.take_over(view)
+    assert [journal.key for journal in world.settle(second, view).committed] == [(1, 2), (1, 3)]
+    assert world.rows() == [*((0, n) for n in range(6)), (99, 7)]
+
+
 @pytest.mark.parametrize("error", [ForbiddenError("403"), PermissionError("denied")])
 def test_a_commit_without_permission_is_not_retried(world, error):
     committer = world.begin()

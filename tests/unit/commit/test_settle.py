@@ -417,6 +417,7 @@ class CachedCatalog:
     """Answers each load with the table as it first was; commits go through."""
 
     inner: Any
+    name: str = "cache"
     first: dict[str, Any] = field(default_factory=dict)
 
     def load_table(self, name: str) -> Any:
@@ -466,7 +467,7 @@ def test_a_settling_epoch_that_does_not_see_its_successor_deletes_nothing(world)
             raise
 
     second.commit = commit
-    with pytest.raises(CommitUnavailable, match="lost every race"):
+    with pytest.raises(CommitUnavailable, match=r"returns an older state .* although it had confirmed snapshot"):
         world.settle(second, view)
 
     world.third.commit(waiting)

@@ -327,15 +327,19 @@ def test_a_command_for_an_airflow_with_another_home_names_the_home(
 ) -> None:
     monkeypatch.setenv("AIRFLOW_HOME", "/elsewhere")
     (tmp_path / "airflow.cfg").touch()
-    fixes = ["airflow dags unpause x", "fix the file", ""]
-    found = [{"subject": "dags", "state": "warning", "message": "m", "fix": fix} for fix in fixes]
-    done = subprocess.CompletedProcess([], 0, stdout=json.dumps(found), stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: done)
-    shown = [finding.fix for finding in airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})]
-    assert shown == [f"AIRFLOW_HOME={tmp_path} airflow dags unpause x", "fix the file", ""]
+    commands = []
+
+    def run(words: list[str], **_options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(words[-1])
+        return subprocess.CompletedProcess(words, 1, stdout="", stderr="no database")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (found,) = airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})
+    assert found.fix == f"AIRFLOW_HOME={tmp_path} airflow db check"
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
-    same = [finding.fix for finding in airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})]
-    assert same == fixes
+    (found,) = airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path)})
+    assert found.fix == "airflow db check"
+    assert commands == [f"AIRFLOW_HOME={tmp_path} airflow", "airflow"], "for the commands in Airflow's findings"
 
 
 def test_the_command_exits_with_1_if_it_finds_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

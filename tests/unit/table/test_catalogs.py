@@ -26,6 +26,7 @@ from botocore.exceptions import (
 )
 from hive_metastore import ThriftHiveMetastore
 from hive_metastore.ttypes import MetaException
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     ForbiddenError,
@@ -54,6 +55,7 @@ from frazil.table.catalogs import (
 )
 from frazil.table.parallel import run_in_parallel
 from frazil.table.spark_catalog import needed_jar_sets, to_spark_properties
+from frazil.table.unresponsive import SLOW_ERROR_S
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 
@@ -69,10 +71,25 @@ def test_the_default_catalog_is_embedded_where_nothing_is_configured(unconfigure
     connection.close()
 
 
-def test_processes_wait_thirty_seconds_for_each_other() -> None:
+def test_processes_wait_ten_seconds_for_each_other_which_a_command_waits_for() -> None:
     engine = load_catalog("default").engine  # type: ignore[attr-defined]
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 10_000
+    assert SLOW_ERROR_S <= 10 < catalogs.ANSWER_TIMEOUT_S
+
+
+def test_a_locked_database_is_reported_after_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "SQLITE_BUSY_SECONDS", 0.1)
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/lake.db")
+    load_catalog("lake").create_namespace("city")
+    monkeypatch.setattr(SqlCatalog, "create_tables", lambda *_: pytest.fail("the tables exist"))
+    connection = sqlite3.connect(tmp_path / "lake.db", isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(CommitUnavailable, match=r"'lake' cannot be used: database is locked\. End the program"):
+            open_existing_catalog("lake")
+    finally:
+        connection.close()
 
 
 def test_a_configured_default_replaces_the_embedded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +97,7 @@ def test_a_configured_default_replaces_the_embedded_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__S3__ACCESS_KEY_ID", "key")
     config = catalog_config(None)
     assert not config.embedded
-    assert config.properties == {"uri": f"sqlite:///{tmp_path}/mine.db?timeout=30", "s3.access-key-id": "key"}
+    assert config.properties == {"uri": f"sqlite:///{tmp_path}/mine.db?timeout=10", "s3.access-key-id": "key"}
     load_catalog(None)
     assert (tmp_path / "mine.db").exists()
 

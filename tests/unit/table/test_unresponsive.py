@@ -40,12 +40,18 @@ def _brokers(*, all_brokers: bool) -> KafkaUnavailable:
     return error
 
 
+def _late(error: CommitUnavailable) -> CommitUnavailable:
+    error.__cause__ = TimeoutError()
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "after_s", "calls"),
     [
         (CommitUnavailable("silent"), 10, 1),
         (StorageUnavailable("silent"), 10, 1),
         (CommitUnavailable("refused"), 9, 2),
+        (_late(CommitUnavailable("silent")), 1, 1),
         (_brokers(all_brokers=True), 1, 1),
         (_brokers(all_brokers=False), 60, 2),
         (FrazilError("invalid"), 60, 2),
