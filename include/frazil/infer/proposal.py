@@ -204,7 +204,9 @@ def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedCo
         return column
     if seen.unit is None:
         return replace(column, distinct=seen.distinct)
-    return replace(column, type=seen.type, unit=seen.unit, distance_s=seen.distance_s)
+    return replace(
+        column, type=seen.type, unit=seen.unit, remark=column.remark or seen.remark, distance_s=seen.distance_s
+    )
 
 
 def _describe_registry(
