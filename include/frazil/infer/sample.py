@@ -24,6 +24,10 @@ class SampledRecord:
     """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
     headers: tuple[str, ...] = ()
 
+    @property
+    def is_tombstone(self) -> bool:
+        return self.value is None and self.key is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
