@@ -16,7 +16,7 @@ from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, TENS_RETENTION_MS, HistoryEvent, Point, span_start
 from frazil.history.points import RecordedHistory as StreamHistory
-from frazil.host.launcher import Observation
+from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.dead_letters import (
@@ -270,6 +270,7 @@ def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
         LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
+    outcome = "has ended; its other processes are ending" if observation.process is ProcessState.ENDING else outcome
     return (WriterRun(launch.launched_at_ms, None, outcome, is_ok=True), *ended[: MAX_SHOWN_RUNS - 1])
 
 

@@ -177,6 +177,8 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         application=launch.application if launch.kind is LaunchKind.HOSTED else None,
         epoch=epoch,
     )
+    if observation.process is ProcessState.ENDING:
+        return replace(known, pid=launch.parent.pid if launch.parent else None)
     if observation.process.is_alive:
         return replace(
             known,
@@ -286,6 +288,8 @@ _StateAndReason = tuple[State, Failure | str]
 
 
 def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndReason | None:
+    if known.writer.state == ProcessState.ENDING:
+        return State.STOPPING, known.sentence
     if known.state is State.PAUSED:
         return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
     if known.state is State.GIVEN_UP:

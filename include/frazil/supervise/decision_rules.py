@@ -1,7 +1,8 @@
 """Decides the next action for one writer. The decision is a pure function of the observation, its policy and the time.
 
 The first rule that matches decides. While a writer process is alive:
-  1. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
+  1. it has ended, and only processes that it started still run: keep;  it runs in the foreground: keep;
+     a shared application runs it: keep, or end if the stream was removed;
   2. a requested stop is in progress: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
   4. the writer is hung (without progress or without heartbeats): restart;  otherwise keep.
@@ -42,6 +43,7 @@ from frazil.errors import (
 )
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import ProcessState
+from frazil.host.processes import GROUP_END_TIMEOUT_S
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import format_count
 from frazil.supervise.decision import (
@@ -92,6 +94,9 @@ def decide(observed: DecisionInput, *, now_ms: int) -> Decision:
 
 
 def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision:
+    if observed.process is ProcessState.ENDING:
+        remaining = f"its JVM and Python workers have up to {GROUP_END_TIMEOUT_S:.0f} s to end"
+        return Decision(WriterAction.KEEP, Cause.STOPPING, f"the writer has ended, and {remaining}")
     status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
