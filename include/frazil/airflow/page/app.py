@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
-from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -135,6 +134,7 @@ def operations_page() -> FastAPI:
 
     @app.get("/runbook.html")
     def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+        from frazil.airflow.page.runbook import render_runbook
 
         return Response(render_runbook(), media_type="text/html", headers=HEADERS)
 
@@ -377,21 +377,3 @@ def log_outcome(entry: int, outcome: str) -> None:
                 found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
     except SQLAlchemyError:
         log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)
-
-
-def render_runbook() -> str:
-    """Return the runbook as a page. Omits links to other pages, because Airflow does not serve these."""
-    from markdown_it import MarkdownIt  # only for this page
-
-    static = files("frazil.airflow.page") / "static"
-    text = (static / "runbook.md").read_text()
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = markdown.parse(text)
-    for heading, inline in pairwise(tokens):
-        if heading.type == "heading_open":
-            heading.attrSet("id", inline.content)
-    for token in (child for parent in tokens for child in parent.children or ()):
-        if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
-            token.attrs = {}
-    shown = markdown.renderer.render(tokens, markdown.options, {})
-    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", shown)
