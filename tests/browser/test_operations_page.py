@@ -134,6 +134,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
         view(page, at, heading)
         page.evaluate(LONG_ERRORS)
+        assert page.locator(".error").evaluate_all("all => all.every(e => e.scrollHeight <= e.clientHeight)"), heading
         if width > 400 or heading in NARROW:
             found[heading] = violations(page, of=rules)
     view(page, "#/stream/refunds", "refunds")

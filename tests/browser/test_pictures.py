@@ -225,6 +225,11 @@ def test_a_long_dag_id_stays_inside_its_number(page: Page, width: int) -> None:
     assert wider == [0] * 4
 
 
+def test_a_complete_window_without_a_signal_has_a_short_note_beside_its_number(page: Page) -> None:
+    windows = {"unsignalled": "the DAG frazil_partitions_demo.made has not run, so " * 3, "holders": []}
+    assert page.evaluate('async windows => (await import("/parts.js")).heldBy(windows)', windows) == "no signal yet"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -76,7 +76,7 @@ export function heldBy(windows) {
   const shown = others.slice(0, 2).map(({ kind, name, reason }) => `${kind === "stream" ? "stream " : ""}${name}${reason ? `, which ${reason}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
-    windows.unsignalled,
+    windows.unsignalled && "no signal yet",
     time ? time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
     gates.length && `${gates.length} held (${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""})`,
   ].filter(Boolean);
