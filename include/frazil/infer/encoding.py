@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, propose_columns
@@ -209,12 +209,30 @@ def derive_table_with_deletes(
     fields = {tuple(found) if (found := _parse_key(key)) else () for key in keys}
     names, whole_key = next(iter(fields)), None
     if len(fields) > 1 or not names or not set(names) <= {c.name for c in columns if c.path is None and _is_keyable(c)}:
-        name = _unused_name("record_key", {column.name.lower() for column in columns})
-        is_text = all(_decode_text(key) is not None for key in keys)
-        columns = (*columns, ProposedColumn(name, "string" if is_text else "binary"))
-        names, whole_key = (name,), Key(column=name, format="string" if is_text else "bytes")
+        column = _find_key_column(sample, columns)
+        if column is None:
+            name = _unused_name("record_key", {column.name.lower() for column in columns})
+            is_text = all(_decode_text(key) is not None for key in keys)
+            column = ProposedColumn(name, "string" if is_text else "binary")
+            columns = (*columns, column)
+        formats: dict[str | None, Literal["string", "bytes", "json"]] = {"binary": "bytes", "long": "json"}
+        names, whole_key = (column.name,), Key(column=column.name, format=formats.get(column.type, "string"))
     columns = tuple(replace(column, required=column.name in names) for column in columns)
     return UpsertTable(columns, names, event_time, whole_key=whole_key)
+
+
+def _find_key_column(sample: Sample, columns: Sequence[ProposedColumn]) -> ProposedColumn | None:
+    """Return the column whose value, as text, is the key of each record."""
+    rows = [(r.key, row) for r in sample.records if r.value and (row := _parse_object(r.value)) is not None]
+    plain = (c for c in columns if c.type in {"string", "long"} and not (c.path or c.is_cast or c.as_json))
+    return next(
+        (
+            c
+            for c in plain
+            if rows and all(str(row.get(c.name)).encode(errors="surrogatepass") == key for key, row in rows)
+        ),
+        None,
+    )
 
 
 def _is_keyable(column: ProposedColumn) -> bool:

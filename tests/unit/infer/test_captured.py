@@ -86,15 +86,17 @@ def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
     [
         (lambda n: b'{"id": %d}' % n, ("id",), None),
         (lambda n: b'{"no": %d}' % n, ("record_key",), "string"),
+        (lambda n: b"%d" % n, ("id",), "json"),
+        (lambda n: b"n%d" % n, ("name",), "string"),
         (lambda n: b"k%d" % n, ("record_key",), "string"),
         (lambda n: b"\xff%d" % n, ("record_key",), "bytes"),
     ],
-    ids=["fields of records", "other fields", "texts", "bytes"],
+    ids=["fields of records", "other fields", "a number", "a text", "other texts", "bytes"],
 )
 def test_records_without_a_value_are_proposed_as_deletes_of_their_key(
     make_key: Callable[[int], bytes], key: tuple[str, ...], whole_key: str | None
 ) -> None:
-    values = [json.dumps({"id": n, "at": NOW_MS + n, "note": "x"}).encode() for n in range(COUNT)]
+    values = [json.dumps({"id": n, "at": NOW_MS + n, "name": f"n{n}"}).encode() for n in range(COUNT)]
     of = sample([*values, None, None])
     of = replace(of, records=tuple(replace(r, key=make_key(n)) for n, r in enumerate(of.records)))
     text, spec = proposed(of)
