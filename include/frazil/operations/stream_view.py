@@ -284,7 +284,8 @@ def _ended_run(end: ExitRecord) -> WriterRun:
     elif end.code > 128:
         outcome = f"was ended by signal {end.code - 128}"
     else:
-        outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
+        name = error_name(end.code)
+        outcome = f"failed with {name} ({end.code})" if name else f"failed with exit code {end.code}"
     is_ok = end.code == 0 or bool(end.stopped_for)
     cause = None if is_ok else end.cause
     return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=str(cause) if cause else None)
