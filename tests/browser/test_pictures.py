@@ -225,6 +225,29 @@ def test_a_long_dag_id_stays_inside_its_number(page: Page, width: int) -> None:
     assert wider == [0] * 4
 
 
+TIME, GATE = {"kind": "time", "name": "the hour is not over"}, {"kind": "gate", "name": "2026-11-24T16"}
+
+
+@pytest.mark.parametrize(
+    ("holders", "unsignalled", "shown"),
+    [
+        ([], "the DAG frazil_partitions_demo.made has not run, so the first window is not set", "no signal yet"),
+        ([TIME], "", "the hour is not over"),
+        ([TIME, GATE, GATE], "", "2 held (2026-11-24 16:00 and 1 more)"),
+        (
+            [{"kind": "stream", "name": "a", "reason": "is idle"}, GATE],
+            "",
+            "1 held (2026-11-24 16:00); next window waits for stream a, which is idle",
+        ),
+    ],
+)
+def test_the_note_beside_the_last_complete_window_is_short_and_names_what_holds_it_back(
+    page: Page, holders: list[dict[str, str]], unsignalled: str, shown: str
+) -> None:
+    windows = {"unsignalled": unsignalled, "holders": holders}
+    assert page.evaluate('async windows => (await import("/parts.js")).heldBy(windows)', windows) == shown
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from frazil.airflow.page.app import render_runbook
+from frazil.airflow.page.runbook import render_runbook
 from tests.alerts_page import RULES
 
 

@@ -313,7 +313,7 @@ def decode_base64(text: str, length: int | None = None) -> bytes:
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid_value(text, "base64") from None
+        raise InvalidValue(f"{text[:64]!r} is not valid base64") from None
     if length is not None and len(found) != length:
         raise InvalidValue(f"{len(found)} bytes are not fixed[{length}]")
     return found

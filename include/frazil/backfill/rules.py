@@ -5,6 +5,7 @@ source and the tables. Pure, except `describe_interruption`, which checks whethe
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.claims import CommittedRange
+from frazil.audit.claims import Claims, CommittedRange, claimed_offsets, group_by_topic_id
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.backfill_records import BackfillMarker, branch_name
 from frazil.commit.commit_checks import files_fit
@@ -27,10 +28,10 @@ from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError
 from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 from frazil.ingest.contract import StagedFile, StageResult, Target
-from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, merge_spans, offset_bitmap
+from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, format_span, merge_spans, offset_bitmap, to_bitmaps
 from frazil.offsets.tally import Tallies, get_offsets
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import format_count
+from frazil.spec.units import format_count, shorten_list
 from frazil.table.branches import head_of, summary_value
 from frazil.timetext import format_elapsed
 
@@ -200,6 +201,7 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
     )
 
 
+MAX_NAMED_RANGES = 6
 COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
 """Time without a commit after which a backfill of another host counts as interrupted."""
 
@@ -242,12 +244,37 @@ def find_complete_ranges(
     return complete
 
 
-def topic_generations(
-    requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
-) -> set[str]:
-    """Return the topic ids of the requested offsets; several if the topic was recreated."""
-    ranges = ((r, spans) for tp, spans in requested.items() if tp[0] == topic for r in claimed.get(tp, ()))
-    return {r.topic_id for r, spans in ranges if any(r.start < end and start < r.end for start, end in spans)}
+def check_not_recreated(requested: Spans, claimed: Claims, topic: str, *, topic_ids: Mapping[str, str]) -> None:
+    """Check that the requested offsets were committed from one topic. Raises SpecError, which names the first free
+    offsets.
+    """
+    committed: dict[str, dict[int, BitMap64]] = defaultdict(dict)
+    for (name, partition), offsets in to_bitmaps(requested).items():
+        ranges = group_by_topic_id(claimed.ranges.get((name, partition), ())) if name == topic else {}
+        for found, of_topic in ranges.items():
+            if present := claimed_offsets(of_topic) & offsets:
+                committed[found][partition] = present
+    if len(committed) <= 1:
+        return
+    held = [
+        f"{topic}-{partition} {format_span(offsets.min(), offsets.max() + 1)}"
+        f" ({'this topic' if found == topic_ids.get(topic, '') else 'an earlier topic'})"
+        for found, partitions in committed.items()
+        for partition, offsets in sorted(partitions.items())
+    ]
+    former = sorted(claimed.former_offsets(topic_ids).items())
+    free_from = {tp[1]: offsets.max() + 1 for tp, offsets in former if tp[0] == topic and offsets}
+    is_free = any(tp[0] == topic and spans[-1][1] > free_from.get(tp[1], 0) for tp, spans in requested.items())
+    ends = json.dumps({topic: {str(partition): end for partition, end in free_from.items()}})
+    raise SpecError(
+        f"the topic {topic!r} was recreated, and table rows of the requested offsets came from several topics of this "
+        f"name: {', '.join(shorten_list(held, MAX_NAMED_RANGES, 'range'))}. frazil cannot determine which of them "
+        "are missing",
+        remedy=f"Begin after the earlier topic's offsets: --from '{ends}'"
+        if is_free
+        else f"No requested offset is free: the first one after the earlier topic's offsets is {ends}, and the stream "
+        "has not read it yet",
+    )
 
 
 @dataclass(frozen=True, slots=True)

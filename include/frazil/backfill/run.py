@@ -38,6 +38,7 @@ from frazil.backfill.rules import (
     StagedRecords,
     check_declared_mode,
     check_not_abandoned,
+    check_not_recreated,
     check_run_not_abandoned,
     count_already_stored,
     find_complete_ranges,
@@ -47,7 +48,6 @@ from frazil.backfill.rules import (
     read_further_message,
     require_marker,
     staged_spans,
-    topic_generations,
 )
 from frazil.backfill.source import KafkaSource, missing_spans
 from frazil.commit.backfill_records import BackfillMarker, BackfillRecord, BackfillState, branch_name, committed_chunks
@@ -131,12 +131,7 @@ class Backfill:
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
             for topic in _topics(requested):
-                if len(topic_generations(requested, claimed.ranges, topic)) > 1:
-                    raise SpecError(
-                        f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
-                        "requested range, so frazil cannot determine which topic the table's rows came from. Request "
-                        "other offsets"
-                    )
+                check_not_recreated(requested, claimed, topic, topic_ids=identity.topic_ids)
         staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         present = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:

@@ -118,10 +118,11 @@ def _format_committed(p: PartitionAudit) -> str:
 
 
 def _join_notes(result: Audit) -> Audit:
-    """Return the audit with equal notes joined into one, which lists their partitions."""
+    """Return the audit with equal notes joined into one, which lists their partitions. Counts are of one partition."""
     joined = dict[tuple[FindingKind, str, str], Finding]()
     for f in result.findings:
-        key = f.kind, f.sentence, f.where if f.kind.is_wrong else ""
+        is_counted = f"{f.count:,}" in f.sentence
+        key = f.kind, f.sentence, f.where if f.kind.is_wrong or is_counted else ""
         joined[key] = replace(joined[key], where=f"{joined[key].where}, {f.where}") if key in joined else f
     return replace(result, findings=tuple(joined.values()))
 

@@ -34,7 +34,7 @@ from frazil.home import full_disk_message, run_folder
 from frazil.host.exits import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
-from frazil.host.processes import AGENT_KILLED, end_group, identify_process, is_agent
+from frazil.host.processes import AGENT_KILLED, GROUP_END_TIMEOUT_S, end_group, identify_process, is_agent
 from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
 from frazil.safe_text import escape_unsafe
 from frazil.signals import read_pins
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.05
 CRASH_EXIT_CODE = 1
-GROUP_END_TIMEOUT_S = 10.0
 MAX_ERROR_CHARACTERS = 300
 
 
@@ -159,7 +158,7 @@ class ForegroundWriter:
             time.sleep(POLL_INTERVAL_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
         _, status = os.waitpid(writer, 0)
-        end_group(writer, timeout_s=GROUP_END_TIMEOUT_S)
+        end_group(writer, timeout_s=GROUP_END_TIMEOUT_S, ask=True)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason

@@ -25,6 +25,7 @@ from frazil.cli.output import (
 from frazil.errors import Failure, SpecError
 from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
+from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
@@ -240,6 +241,8 @@ def _last_commit_text(state: StreamState, *, now_ms: int) -> str:
 
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
+    if writer.state == ProcessState.ENDING:
+        return f"ended, and its parent (pid {writer.pid}) waits for its JVM and Python workers"
     if writer.pid is not None:
         at_ms = writer.heartbeat_at_ms
         heartbeat = f", no heartbeat for {format_elapsed(now_ms - at_ms)}" if at_ms else ""

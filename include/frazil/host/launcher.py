@@ -19,11 +19,14 @@ class ProcessState(StrEnum):
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
     HOSTED = "running in a shared application"
+    ENDING = "ending"
+    """The writer has ended, and its parent waits until its JVM and Python workers have ended, too."""
     ENDED = "ended"
 
     @property
     def is_alive(self) -> bool:
-        return self in {ProcessState.RUNNING, ProcessState.FOREGROUND, ProcessState.HOSTED}
+        """Whether a process of the writer runs, and holds the lock."""
+        return self not in {ProcessState.NEVER_LAUNCHED, ProcessState.ENDED}
 
 
 @dataclass(frozen=True, slots=True)

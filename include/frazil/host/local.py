@@ -25,7 +25,15 @@ from frazil.home import make_folder, run_folder
 from frazil.host.exits import read_heartbeat, record_exit, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.lock import INHERITED_LOCK, WriterLock, read_launch
-from frazil.host.processes import ask_agent_to_kill, end_group, identify_process, is_alive, kill_group, terminate
+from frazil.host.processes import (
+    GROUP_END_TIMEOUT_S,
+    ask_agent_to_kill,
+    end_group,
+    identify_process,
+    is_alive,
+    kill_group,
+    terminate,
+)
 from frazil.host.records import Launch, LaunchKind, read_exits
 from frazil.host.writer_log import LOG_FILE, read_lines, redirect_output, rotate_log
 
@@ -116,8 +124,11 @@ class LocalLauncher(Launcher):
 
 
 def _process_state(launch: Launch) -> ProcessState:
-    if not is_alive(launch.writer) and not is_alive(launch.parent):
-        return ProcessState.ENDED
+    if not is_alive(launch.writer):
+        if not is_alive(launch.parent):
+            return ProcessState.ENDED
+        if launch.writer is not None:
+            return ProcessState.ENDING
     running = {LaunchKind.FOREGROUND: ProcessState.FOREGROUND, LaunchKind.HOSTED: ProcessState.HOSTED}
     return running.get(launch.kind, ProcessState.RUNNING)
 
@@ -125,8 +136,6 @@ def _process_state(launch: Launch) -> ProcessState:
 STARTED = b"started"
 CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
-GROUP_END_TIMEOUT_S = 5.0
-"""Time that the JVM and Python workers have to end after the writer, before they are killed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder
-from frazil.host.processes import identify_process
+from frazil.host.processes import GROUP_END_TIMEOUT_S, identify_process, is_alive
 from frazil.host.records import Launch, LaunchKind
 from frazil.typed_json import convert
 
@@ -113,9 +113,16 @@ class WriterLock:
     def _busy_message(self) -> str:
         application = self._path.parent.name
         holder = read_launch(self._path.parent)
-        if holder is None:
+        recorded = (("parent", holder.parent), ("writer", holder.writer)) if holder else ()
+        running = {name: process.pid for name, process in recorded if process and is_alive(process)}
+        if holder is None or (holder.writer and not running):
             return f"another process holds {self._path}; wait for it to end, or see `frazil status {application}`"
-        pids = ", ".join(f"{p} {m.pid}" for p, m in (("parent", holder.parent), ("writer", holder.writer)) if m)
+        if holder.writer and "writer" not in running:
+            return (
+                f"the last writer of {application} has ended, and its parent (pid {running['parent']}) holds "
+                f"{self._path} until its JVM and Python workers have ended: try again in {GROUP_END_TIMEOUT_S:.0f} s"
+            )
+        pids = ", ".join(f"{name} {pid}" for name, pid in running.items())
         stop = (
             f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"
             if holder.kind is LaunchKind.FOREGROUND

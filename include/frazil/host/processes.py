@@ -70,6 +70,10 @@ def kill_group(process: ProcessMark) -> None:
             (os.killpg if leads_group else os.kill)(process.pid, signal.SIGKILL)
 
 
+GROUP_END_TIMEOUT_S = 5.0
+"""Time that the JVM and Python workers have to end after the writer, before they are killed."""
+
+
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
     """Wait until no process of a group runs. After `timeout_s`, kill the rest. With `ask`, send SIGTERM first."""
     if ask:

@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain, count
 from statistics import median
 
-from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
+from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, UNITS, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import SAME_NAMES, List, Map, Struct, Type, is_field_name, name_key, parse_type
 from frazil.spec.units import format_count
@@ -26,8 +25,6 @@ _KIND_NOUNS = {"int": "integer", "text": "string", "non-finite": "non-finite num
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
 _TIME_NAMES = re.compile(
     r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
     r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
@@ -150,9 +147,11 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         remarks.append(f"absent in {absent / sampled:.1%}")
     left_out = [*_find_left_out(observed, parse_type(kind), "")]
     if left_out:
-        hidden = len(left_out) - MAX_REMARKS
-        names = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{hidden:,} more"] if hidden > 0 else [])]
-        remarks.append(f"leaves out {', '.join(names)}")
+        more = len(left_out) - MAX_REMARKS
+        shown = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{more:,} more"] if more > 0 else [])]
+        remarks.append(f"leaves out {', '.join(shown)}")
+    if unit is not None:
+        remarks += _describe_other_times(relaxed if cast else observed, unit)
     as_json = of_one_type is None and has_json
     inside = [_describe_several_types(observed)] if as_json else list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
@@ -173,6 +172,14 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
         distance_s=_distance_from_kafka_s(relaxed if cast else observed, unit, middle_s) if is_time else float("inf"),
     )
+
+
+def _describe_other_times(observed: FieldStatistics, unit: str) -> Iterator[str]:
+    if others := observed.count_other_times(unit):
+        times, integers = observed.times[unit], observed.kinds["int"]
+        example = observed.lowest if observed.lowest < times.lowest else observed.highest
+        counted = f"{others:,} of {integers:,} integers"
+        yield f"{counted} are not times of this century, such as {example}; a number column keeps them"
 
 
 def _describe_several_types(observed: FieldStatistics) -> str:
@@ -262,13 +269,13 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field with integers that are times of this century, counted from 1970; None for other
+    """Return the unit of a field whose integers are mostly times of this century, counted from 1970; None for other
     fields.
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
-    for unit, factor in _UNITS.items():
-        if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
+    for unit in UNITS:
+        if unit in observed.times and observed.count_other_times(unit) * MIN_VALUES_PER_MISFIT < observed.kinds["int"]:
             near = _distance_from_kafka_s(observed, unit, middle_s) <= MAX_KAFKA_TIME_DISTANCE_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
@@ -298,7 +305,8 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
     if middle_s is None:
         return float("inf")
     if unit is not None:
-        return abs((observed.lowest + observed.highest) / 2 / _UNITS[unit] - middle_s)
+        times = observed.times[unit]
+        return abs((times.lowest + times.highest) / 2 / UNITS[unit] - middle_s)
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 

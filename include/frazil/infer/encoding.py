@@ -7,13 +7,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, propose_columns
 from frazil.infer.registered_schemas import RegisteredSchemas
 from frazil.infer.sample import Sample, collect_statistics
-from frazil.spec.formats import POSITION, AvroFormat, CsvFormat, Envelope, JsonFormat, ValueFormat, parse_format
+from frazil.spec.formats import POSITION, AvroFormat, CsvFormat, Envelope, JsonFormat, Key, ValueFormat, parse_format
 from frazil.spec.upsert import UNKEYABLE_TYPES
 
 MIN_FORMAT_SHARE = 0.5
@@ -134,23 +134,25 @@ _PLACEHOLDER = Envelope().unavailable
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedTable:
-    """The columns and key of a source database's table, derived from its change events."""
+class UpsertTable:
+    """The columns and key of a table whose rows the records change."""
 
     columns: tuple[ProposedColumn, ...]
-    """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
+    """A column for each field, then the columns that the envelope or the key fills. Key columns are required."""
     key: tuple[str, ...]
-    is_guess: bool
-    """Whether `key` is a guess, because the record keys cannot be used."""
-    metadata: Mapping[str, str]
-    """The envelope's field for each column that the envelope fills."""
-    order_by: str | None
-    """The position in the source's log; None if not all events have one."""
     event_time: str | None
-    """The commit time in the source; None if not all events have one."""
+    """The event time; for change events, the commit time in the source. None if not all records have one."""
+    is_guess: bool = False
+    """Whether `key` is a guess, because the record keys cannot be used."""
+    metadata: Mapping[str, str] | None = None
+    """The envelope's field for each column that the envelope fills; None without an envelope."""
+    order_by: str | None = None
+    """The position in the source's log; None if not all events have one."""
+    whole_key: Key | None = None
+    """The setting of the column that stores the whole record key; None if its fields fill the key columns."""
 
 
-def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable | None:
+def derive_captured_table(sample: Sample, encoding: Encoding) -> UpsertTable | None:
     """Return the source's table if most records are Debezium events in JSON, and a column can be a key."""
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
@@ -159,12 +161,8 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
     columns = propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)
-    candidates = [
-        column.name
-        for column in columns
-        if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
-    ]
-    combinations = Counter(tuple(names) for record in sample.records if (names := _parse_key(record.key)))
+    candidates = [column.name for column in columns if _is_keyable(column)]
+    combinations = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
     limit = combinations.most_common(1)[0][0] if combinations else ()
     key = limit if set(limit) <= set(candidates) else ()
     guessed = key or tuple(name for name in candidates if name.lower() == "id") or tuple(candidates[:1])
@@ -178,7 +176,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
-) -> CapturedTable:
+) -> UpsertTable:
     names = {column.name.lower() for column in columns}
     position, committed_at = (_unused_name(name, names) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
@@ -189,14 +187,56 @@ def _add_metadata_columns(
     if all(type(source.get("ts_ms")) is int for source in sources):
         metadata[committed_at] = "source.ts_ms"
         added.append(ProposedColumn(committed_at, "timestamptz", unit="ms"))
-    return CapturedTable(
+    return UpsertTable(
         (*columns, *added),
         key,
-        is_guess,
-        metadata,
+        is_guess=is_guess,
+        metadata=metadata,
         order_by=position if position in metadata else None,
         event_time=committed_at if committed_at in metadata else None,
     )
+
+
+def derive_table_with_deletes(
+    sample: Sample, encoding: Encoding, columns: tuple[ProposedColumn, ...], event_time: str | None
+) -> UpsertTable | None:
+    """Return the table of JSON records that all have a key, if some have no value (tombstones)."""
+    keys = [record.key for record in sample.records if record.key is not None]
+    if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
+        return None
+    if len(keys) < len(sample.records) or not any(record.is_tombstone for record in sample.records):
+        return None
+    fields = {tuple(found) if (found := _parse_key(key)) else () for key in keys}
+    names, whole_key = next(iter(fields)), None
+    if len(fields) > 1 or not names or not set(names) <= {c.name for c in columns if c.path is None and _is_keyable(c)}:
+        column = _find_key_column(sample, columns)
+        if column is None:
+            name = _unused_name("record_key", {column.name.lower() for column in columns})
+            is_text = all(_decode_text(key) is not None for key in keys)
+            column = ProposedColumn(name, "string" if is_text else "binary")
+            columns = (*columns, column)
+        formats: dict[str | None, Literal["string", "bytes", "json"]] = {"binary": "bytes", "long": "json"}
+        names, whole_key = (column.name,), Key(column=column.name, format=formats.get(column.type, "string"))
+    columns = tuple(replace(column, required=column.name in names) for column in columns)
+    return UpsertTable(columns, names, event_time, whole_key=whole_key)
+
+
+def _find_key_column(sample: Sample, columns: Sequence[ProposedColumn]) -> ProposedColumn | None:
+    """Return the column whose value, as text, is the key of each record."""
+    rows = [(r.key, row) for r in sample.records if r.value and (row := _parse_object(r.value)) is not None]
+    plain = (c for c in columns if c.type in {"string", "long"} and not (c.path or c.is_cast or c.as_json))
+    return next(
+        (
+            c
+            for c in plain
+            if rows and all(str(row.get(c.name)).encode(errors="surrogatepass") == key for key, row in rows)
+        ),
+        None,
+    )
+
+
+def _is_keyable(column: ProposedColumn) -> bool:
+    return column.type is not None and "<" not in column.type and column.type not in UNKEYABLE_TYPES
 
 
 def unwrap_event(value: Mapping[str, Any]) -> Mapping[str, Any]:

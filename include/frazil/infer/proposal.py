@@ -17,9 +17,10 @@ from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_tim
 from frazil.infer.encoding import (
     ENVELOPE_KEYS,
     MIN_FORMAT_SHARE,
-    CapturedTable,
     Encoding,
+    UpsertTable,
     derive_captured_table,
+    derive_table_with_deletes,
     find_encoding,
     unwrap_event,
 )
@@ -36,6 +37,7 @@ from frazil.spec import iceberg
 from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, dump_format
 from frazil.spec.load import validate_stream
 from frazil.spec.units import format_count, format_rounded_bytes
+from frazil.spec.upsert import TOMBSTONES
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
 """Minimum Parquet bytes per day for hourly partitions. With fewer bytes, their files would be too small."""
@@ -70,6 +72,9 @@ def propose_declaration(sample: Sample, names: StreamNames, written: RegisteredS
     columns = _add_rest(_propose_columns(sample, encoding, written), encoding)
     times = rank_event_times(columns)
     event_time = times[0].name if times else KAFKA_TIMESTAMP_COLUMN
+    remarks = [*_describe_wrapping(encoding), *_describe_registry(sample.topic, written, columns)]
+    if (rows := derive_table_with_deletes(sample, encoding, columns, event_time)) is not None:
+        return _render([*_render_upsert(sample, encoding, names, rows)], sample, [*_describe_deletes(sample), *remarks])
     declared = [
         f"name: {names.name}",
         *_render_source(sample, encoding, names),
@@ -80,8 +85,7 @@ def propose_declaration(sample: Sample, names: StreamNames, written: RegisteredS
         *_render_layout(sample, columns, event_time),
         *_render_rest(columns),
     ]
-    remarks = _describe_registry(sample.topic, written, columns)
-    return _render(declared, sample, [*_describe_wrapping(encoding), *remarks])
+    return _render(declared, sample, remarks)
 
 
 def _add_rest(columns: tuple[ProposedColumn, ...], encoding: Encoding) -> tuple[ProposedColumn, ...]:
@@ -118,12 +122,14 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
     return "\n".join([*head, *declared]) + "\n"
 
 
-def _render_upsert(sample: Sample, encoding: Encoding, names: StreamNames, rows: CapturedTable) -> Iterator[str]:
+def _render_upsert(sample: Sample, encoding: Encoding, names: StreamNames, rows: UpsertTable) -> Iterator[str]:
     """Yield an unpartitioned declaration with `mode: upsert`. An updated time could move a row to another partition."""
     columns = _add_rest(rows.columns, encoding)
-    enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
+    if rows.metadata is not None:
+        enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
+        encoding = replace(encoding, format=enveloped)
     yield f"name: {names.name}"
-    yield from _render_source(sample, replace(encoding, format=enveloped), names, keys_in_envelope=True)
+    yield from _render_source(sample, encoding, names, of_upsert=rows)
     yield f"table: {names.table}"
     yield "schema:"
     yield from map(_render_column, columns)
@@ -133,12 +139,21 @@ def _render_upsert(sample: Sample, encoding: Encoding, names: StreamNames, rows:
     yield f"key: [{', '.join(map(_format_name, rows.key))}]{guess}"
     if rows.order_by:
         yield f"order-by: {rows.order_by}"
+    if rows.metadata is None:
+        yield f"delete: {TOMBSTONES}"
     if _is_plain(rows.key[0]):
         yield f"# partition-by: [bucket(16, {rows.key[0]})]    # a batch then reads only the partitions of its keys"
     yield from _render_rest(columns)
 
 
-def _describe_events(rows: CapturedTable) -> Iterator[str]:
+def _describe_deletes(sample: Sample) -> Iterator[str]:
+    deletes = format_count(sum(record.is_tombstone for record in sample.records), "record", "has|have")
+    yield f"# {deletes} a key and no value. With delete: tombstones, such a record deletes the row of its key."
+    yield "# To keep every record as a row of its own, leave out mode, key and delete; records without a value are then"
+    yield "# dead letters. With order-by, the change with the greatest value wins; without it, the last one in Kafka."
+
+
+def _describe_events(rows: UpsertTable) -> Iterator[str]:
     yield "# These are Debezium's events. With mode: upsert and envelope: debezium, the table has the source's rows."
     yield '# See "Capture changes of a database". Declare dates and times as such, although they arrive as numbers.'
     if rows.order_by is None:
@@ -204,7 +219,13 @@ def _add_unit(column: ProposedColumn, proposed: ProposedColumn | None) -> Propos
         return column
     if proposed.unit is None:
         return replace(column, distinct=proposed.distinct)
-    return replace(column, type=proposed.type, unit=proposed.unit, distance_s=proposed.distance_s)
+    return replace(
+        column,
+        type=proposed.type,
+        unit=proposed.unit,
+        remark=column.remark or proposed.remark,
+        distance_s=proposed.distance_s,
+    )
 
 
 def _describe_registry(
@@ -268,7 +289,7 @@ def _average_value_bytes(sample: Sample) -> float:
 
 
 def _render_source(
-    sample: Sample, encoding: Encoding, stream_names: StreamNames, *, keys_in_envelope: bool = False
+    sample: Sample, encoding: Encoding, stream_names: StreamNames, *, of_upsert: UpsertTable | None = None
 ) -> Iterator[str]:
     yield "source:"
     if stream_names.bootstrap_servers:
@@ -282,7 +303,9 @@ def _render_source(
     else:
         yield f"  format: {plain}"
     keys = sum(record.key is not None for record in sample.records)
-    if keys and not keys_in_envelope:
+    if of_upsert is not None:
+        yield from [f"  key: {json.dumps(key.model_dump(exclude_none=True))}" for key in [of_upsert.whole_key] if key]
+    elif keys:
         share = f"{keys / len(sample.records):.0%} of the records have a key"
         yield f"  # key: {{column: …}}    # {share}; declare a string column for it"
     names = Counter(name for record in sample.records for name in set(record.headers))
@@ -369,5 +392,6 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     row_schema = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
     filled = value_schema(record_schema(row_schema, spec.coordinates), spec.key_header_columns)
     units = units_of_fields(filled, spec.units)
-    values = [record.value for record in sample.records]
+    deletes = spec.delete is not None and spec.delete.tombstones
+    values = [record.value for record in sample.records if not (deletes and record.is_tombstone)]
     return create_decoder(dump_format(spec.value_format), filled, units)(RecordChunk.of_values(values))

@@ -24,6 +24,10 @@ class SampledRecord:
     """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
     headers: tuple[str, ...] = ()
 
+    @property
+    def is_tombstone(self) -> bool:
+        return self.value is None and self.key is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -94,6 +98,21 @@ _PATTERNS = {
     "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
 }
 _TIMES = {"timestamptz", "timestamp", "date"}
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_S, _LAST_S = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2000, 2100))
+
+
+@dataclass(slots=True)
+class IntegerRange:
+    count: int
+    lowest: int
+    highest: int
+
+    @classmethod
+    def around(cls, value: int, earlier: IntegerRange | None) -> IntegerRange:
+        if earlier is None:
+            return cls(1, value, value)
+        return cls(earlier.count + 1, min(earlier.lowest, value), max(earlier.highest, value))
 
 
 @dataclass(slots=True)
@@ -104,6 +123,8 @@ class FieldStatistics:
     """Number of floats that are not whole."""
     lowest: int = 0
     highest: int = 0
+    times: dict[str, IntegerRange] = field(default_factory=dict)
+    """The integers that are times of this century, by their unit. No integer fits two units."""
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of strings that fit each type."""
     misfits: dict[str, str] = field(default_factory=dict)
@@ -161,6 +182,10 @@ class FieldStatistics:
     def count_odd_texts(self, shape: str) -> int:
         return self.kinds["text"] - self.shapes[shape]
 
+    def count_other_times(self, unit: str) -> int:
+        """Return the number of integers that are not times of this century in the unit."""
+        return self.kinds["int"] - self.times[unit].count
+
     def add(self, value: Any, depth: int = 0) -> None:
         match value:
             case None:
@@ -172,6 +197,7 @@ class FieldStatistics:
                 self.kinds["int"] += 1
                 self.lowest = value if first else min(self.lowest, value)
                 self.highest = value if first else max(self.highest, value)
+                self._add_time(value)
             case float() if not math.isfinite(value):  # NaN among integers does not make them a double
                 self.kinds["non-finite"] += 1
             case float():
@@ -192,6 +218,11 @@ class FieldStatistics:
                     self.elements.add(element, depth + 1)
         if isinstance(value, str | int) and len(self.distinct) < MAX_DISTINCT:
             self.distinct.add(value)
+
+    def _add_time(self, value: int) -> None:
+        unit = next((u for u, factor in UNITS.items() if _FIRST_S * factor <= value < _LAST_S * factor), None)
+        if unit is not None:
+            self.times[unit] = IntegerRange.around(value, self.times.get(unit))
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1

@@ -244,7 +244,7 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
         sentence = f"The stream's state could not be read{since_text}; an older state is shown: {reading.problem}"
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
-        needs |= dict.fromkeys(problem for problem in map(str, status.problems) if problem not in state.sentence)
+        needs |= dict.fromkeys(str(problem) for problem in status.problems if problem.headline not in state.sentence)
     if related.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
         needs[f"{sentence}: {related.windows_problem}"] = unmeasured
@@ -301,9 +301,10 @@ def _repeats_reading(alert: ActiveAlert, windows: Windows | None) -> bool:
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
     """Whether an alert only repeats the state: it quotes `first`, or is about the failure that the state shows."""
-    is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
+    is_stopped = state.state is State.STOPPED
+    is_named = is_stopped or state.level is Level.BROKEN or state.unreachable_since_ms is not None
     rule = alert.rule.partition(":")[0]
-    if is_named and (state.rule == rule or {state.rule, rule} <= WRITER_RULES):
+    if is_named and (state.rule == rule or {state.rule, rule} <= WRITER_RULES or (is_stopped and rule == "freshness")):
         return True
     return bool(first) and first in alert.sentence
 

@@ -16,7 +16,7 @@ from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, TENS_RETENTION_MS, HistoryEvent, Point, span_start
 from frazil.history.points import RecordedHistory as StreamHistory
-from frazil.host.launcher import Observation
+from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.dead_letters import (
@@ -270,6 +270,7 @@ def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
         LaunchKind.FOREGROUND: "runs in a user's terminal; nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
+    outcome = "has ended; its other processes are ending" if observation.process is ProcessState.ENDING else outcome
     return (WriterRun(launch.launched_at_ms, None, outcome, is_ok=True), *ended[: MAX_SHOWN_RUNS - 1])
 
 
@@ -283,7 +284,8 @@ def _ended_run(end: ExitRecord) -> WriterRun:
     elif end.code > 128:
         outcome = f"was ended by signal {end.code - 128}"
     else:
-        outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
+        name = error_name(end.code)
+        outcome = f"failed with {name} ({end.code})" if name else f"failed with exit code {end.code}"
     is_ok = end.code == 0 or bool(end.stopped_for)
     cause = None if is_ok else end.cause
     return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=str(cause) if cause else None)

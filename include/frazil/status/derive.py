@@ -177,6 +177,8 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         application=launch.application if launch.kind is LaunchKind.HOSTED else None,
         epoch=epoch,
     )
+    if observation.process is ProcessState.ENDING:
+        return replace(described, pid=launch.parent.pid if launch.parent else None)
     if observation.process.is_alive:
         return replace(
             described,
@@ -289,6 +291,8 @@ _StateAndReason = tuple[State, Failure | str]
 
 
 def _decided_state(stream: StreamState, *, now_ms: int) -> _StateAndReason | None:
+    if stream.writer.state == ProcessState.ENDING:
+        return State.STOPPING, stream.sentence
     if stream.state is State.PAUSED:
         return State.PAUSED, f"paused {describe_desired(stream, now_ms=now_ms)}"
     if stream.state is State.GIVEN_UP:

@@ -120,58 +120,26 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
 def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool, has_rejects: bool
 ) -> TableReading:
-    problems: list[Failure] = []
-    marker, table_problems, rolled_back = None, dict[str, str](), False
-    undeclared: tuple[str, ...] = ()
-    try:
-        check_declaration_fits(table, spec)
-        undeclared = undeclared_columns(table, spec)
-    except FrazilError as error:
-        problems.append(explain(error))
-    try:
-        marker = read_marker(table.properties, spec.name)
-        if marker:
-            check_ancestry(table.metadata, marker, table=spec.table.identifier)
-    except FrazilError as error:
-        rolled_back = isinstance(error, RolledBack)
-        problems.append(explain(error))
+    undeclared, problems = _find_undeclared(table, spec)
+    marker, marker_error = _read_valid_marker(table, spec)
+    problems += [explain(marker_error)] if marker_error else []
     missing = describe_missing_table(spec, table, committed=False)
     problems += [missing] if missing else []
-    is_routed = marker is not None and marker.routed is not None
+    is_routed, table_problems = marker is not None and marker.routed is not None, dict[str, str]()
     if in_full and marker is not None and is_routed:
         routed_problems, table_problems = _read_routed_problems(spec, marker)
         problems += routed_problems
-    desired = None
-    try:
-        desired = DesiredStore(spec.name, table).read()
-    except Exception as error:  # as above: storage raises what its clients raise
-        raise_if_outdated(error)
-        problems.append(explain(error, "the desired state cannot be read"))
-    metadata = table.metadata
-    committed_ms = last_commit_ms(metadata, spec.name)
+    desired, desired_problems = _read_desired(table, spec)
+    committed_ms = last_commit_ms(table.metadata, spec.name)
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
-    head = head_of(metadata)
-    published = [*published_snapshots(metadata, spec.name)]
-    replay = next((backfill for backfill in published if is_replay(backfill, spec.name)), None)
     known = replace(
-        _with_desired(known, desired),
+        _with_snapshots(_with_desired(known, desired), table.metadata, spec, now_ms=now_ms),
         table_exists=True,
         missing=missing,
-        rolled_back=rolled_back,
+        rolled_back=isinstance(marker_error, RolledBack),
         waiting_batches=0 if in_full or is_fresh else _count_waiting(table, spec.name),
-        rows=count_live_rows(head) if head else 0,
-        snapshot_id=head.snapshot_id if head else None,
-        commit_epoch=last_epoch(metadata, spec.name),
-        reset_at_ms=last_reset_ms(metadata, spec.name),
-        backfill=_describe_open_backfill(metadata, spec.name, now_ms=now_ms),
-        problems=tuple(problems),
+        problems=(*problems, *desired_problems),
         undeclared=undeclared,
-        changes=_last_merge_counts(metadata, spec.name) if spec.sinks.mode.merges else {},
-        recent_commits=measure_recent_commits(metadata, spec, now_ms=now_ms),
-        replayed=_replay_counts(replay) if replay else {},
-        replayed_at_ms=replay.timestamp_ms if replay else None,
-        published_at_ms=published[0].timestamp_ms if published else None,
-        published_by=("replay" if published[0] is replay else "backfill") if published else "",
         routed=is_routed,
         table_problems=table_problems,
     )
@@ -185,6 +153,54 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
         )
         known = _with_acceptance(known, table, marker, now_ms=now_ms) if in_full or has_rejects else known
     return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
+
+
+def _find_undeclared(table: Table, spec: StreamSpec) -> tuple[tuple[str, ...], list[Failure]]:
+    try:
+        check_declaration_fits(table, spec)
+        return undeclared_columns(table, spec), []
+    except FrazilError as error:
+        return (), [explain(error)]
+
+
+def _read_valid_marker(table: Table, spec: StreamSpec) -> tuple[Marker | None, FrazilError | None]:
+    """Return the marker, and why it is invalid. A marker of a table that was rolled back is returned, too."""
+    marker = None
+    try:
+        marker = read_marker(table.properties, spec.name)
+        if marker:
+            check_ancestry(table.metadata, marker, table=spec.table.identifier)
+    except FrazilError as error:
+        return marker, error
+    return marker, None
+
+
+def _read_desired(table: Table, spec: StreamSpec) -> tuple[DesiredState | None, list[Failure]]:
+    try:
+        return DesiredStore(spec.name, table).read(), []
+    except Exception as error:  # as above: storage raises what its clients raise
+        raise_if_outdated(error)
+        return None, [explain(error, "the desired state cannot be read")]
+
+
+def _with_snapshots(known: StreamState, metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    """Add what the table's snapshots show, except the writer's position."""
+    head, published = head_of(metadata), [*published_snapshots(metadata, spec.name)]
+    replay = next((backfill for backfill in published if is_replay(backfill, spec.name)), None)
+    return replace(
+        known,
+        rows=count_live_rows(head) if head else 0,
+        snapshot_id=head.snapshot_id if head else None,
+        commit_epoch=last_epoch(metadata, spec.name),
+        reset_at_ms=last_reset_ms(metadata, spec.name),
+        backfill=_describe_open_backfill(metadata, spec.name, now_ms=now_ms),
+        changes=_last_merge_counts(metadata, spec.name) if spec.sinks.mode.merges else {},
+        recent_commits=measure_recent_commits(metadata, spec, now_ms=now_ms),
+        replayed=_replay_counts(replay) if replay else {},
+        replayed_at_ms=replay.timestamp_ms if replay else None,
+        published_at_ms=published[0].timestamp_ms if published else None,
+        published_by=("replay" if published[0] is replay else "backfill") if published else "",
+    )
 
 
 def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[Failure], dict[str, str]]:

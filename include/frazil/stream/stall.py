@@ -35,6 +35,10 @@ workers.
 """
 COMPILE_TIMEOUT_MS = 300_000
 """Minimum timeout (ms) of a batch while it compiles loops over records."""
+ONE_TIME_TIMEOUT_MS = 900_000
+"""Minimum time (ms) of a watermark stall while records arrive that all have one event time. A snapshot may be loading,
+or a producer's clock may have stopped.
+"""
 MIN_NAMED_DELAY_S = 1.0
 """Minimum delay (s) by a Kafka quota that a stall's reason mentions."""
 
@@ -316,11 +320,15 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
 
 def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
-    if sample.at_ms - since_ms < limits.stall_timeout_ms or history.advances < MIN_COMMITS:
+    if history.advances < MIN_COMMITS:
         return None
     active = [tp for tp in sample.offsets if tp not in sample.idle]
     tp = min(active, key=lambda tp: (tp in times, times.get(tp, 0), tp), default=None)
     if tp is None:
+        return None
+    is_one_time = tp in times and all(times.get(other) == times[tp] and _advances(other, history) for other in active)
+    timeout_ms = max(limits.stall_timeout_ms, ONE_TIME_TIMEOUT_MS) if is_one_time else limits.stall_timeout_ms
+    if sample.at_ms - since_ms < timeout_ms:
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     more_text = f" (and {equal} more)" if equal else ""
@@ -328,6 +336,8 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
         "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
     )
     reason, do = _explain_watermark_stall(tp, history, sample, limits=limits)
+    if is_one_time:
+        do = f"A load of records with one event time ends by itself. Otherwise, check the producers' clocks. {do}"
     return Stall(
         StallKind.WATERMARK,
         since_ms,
@@ -345,13 +355,18 @@ def _explain_watermark_stall(
         "it has no known event time" if time_us is None else f"its newest event time is {format_utc(time_us // 1000)}"
     )
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
-    if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
+    if _advances(tp, history) and not is_empty:
         do = "Check the event times that its producers set. Also check its dead letters: they have no event time"
         return f"its records arrive, and {newest}", do
     timeout = format_elapsed(limits.idle_timeout_ms)
     cause = "the partition is empty: no records arrive" if is_empty else "no records arrive"
     do = f"after watermark.idle-timeout ({timeout}) without unread records, the partition no longer counts"
     return f"{cause}, and {newest}", f"Check its producers; {do}. To wait less, shorten the timeout"
+
+
+def _advances(tp: TopicPartition, history: SampleHistory) -> bool:
+    """Return whether the partition's records were committed since the watermark last moved."""
+    return history.moved_at_ms.get(tp, 0) > history.watermark_since_ms
 
 
 def _since_text(since_ms: int, sample: WriterSample) -> str:

@@ -1,18 +1,19 @@
 """Decides the next action for one writer. The decision is a pure function of the observation, its policy and the time.
 
 The first rule that matches decides. While a writer process is alive:
-  1. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
-  2. a requested stop is in progress: keep, or kill if the writer makes no progress;
-  3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
-  4. the writer is hung (without progress or without heartbeats): restart;  otherwise keep.
+  1. only its parent, JVM or Python workers still run: keep.
+  2. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
+  3. a requested stop is in progress: keep, or kill if the writer makes no progress;
+  4. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
+  5. the writer is hung (without progress or without heartbeats): restart;  otherwise keep.
 While no writer process is alive:
-  5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
-  6. never launched, or the last writer ran in the foreground: start;
-  7. a user changed the spec, desired state or table after the last writer ended, or requested its end: start;
-  8. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
-  9. it was denied access that it once had: restart after a long backoff;
- 10. its exit code means that a restart would fail, too, or it crashed too often without a commit: give up;
- 11. otherwise restart after the backoff.
+  6. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
+  7. never launched, or the last writer ran in the foreground: start;
+  8. a user changed the spec, desired state or table after the last writer ended, or requested its end: start;
+  9. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
+ 10. it was denied access that it once had: restart after a long backoff;
+ 11. its exit code means that a restart would fail, too, or it crashed too often without a commit: give up;
+ 12. otherwise restart after the backoff.
 
 The supervisor gives up only once for each cause, and then holds. Otherwise Airflow, which starts the next run
 immediately, would loop over failing runs. Two start decisions never lead to two running writers, because of the
@@ -42,6 +43,7 @@ from frazil.errors import (
 )
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import ProcessState
+from frazil.host.processes import GROUP_END_TIMEOUT_S
 from frazil.host.records import ExitRecord, Launch
 from frazil.spec.units import format_count
 from frazil.supervise.decision import (
@@ -92,6 +94,9 @@ def decide(observed: DecisionInput, *, now_ms: int) -> Decision:
 
 
 def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision:
+    if observed.process is ProcessState.ENDING:
+        remaining = f"its JVM and Python workers have up to {GROUP_END_TIMEOUT_S:.0f} s to end"
+        return Decision(WriterAction.KEEP, Cause.STOPPING, f"the writer has ended, and {remaining}")
     status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")

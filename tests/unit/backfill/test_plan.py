@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from frazil.audit.claims import Claims, CommittedRange
 from frazil.backfill.estimate import Estimate, estimate_messages
 from frazil.backfill.request import check_not_in_future, parse_request
+from frazil.backfill.rules import check_not_recreated
 from frazil.backfill.source import (
     MAX_SAMPLE_OFFSETS,
     MAX_SAMPLE_POINTS,
@@ -180,3 +182,28 @@ def test_a_dry_run_shows_that_its_numbers_are_estimated_from_a_sample():
     (_, size, partitions) = estimate_messages(some, stream="ticks", mode=APPEND)
     assert "would add about 461 rows and 3 dead letters, estimated from a sample of 90 records: " in size
     assert partitions.startswith("The sample falls into 2 partitions of the table, so at least")
+
+
+def committed(topic_id: str, start: int, end: int) -> CommittedRange:
+    return CommittedRange(start, end, end - start, 0, topic_id)
+
+
+@pytest.mark.parametrize(
+    ("read_to", "remedy"),
+    [
+        (1_500, """Begin after the earlier topic's offsets: --from '{"t": {"0": 1200}}'"""),
+        (300, 'the first one after the earlier topic\'s offsets is {"t": {"0": 1200}}, and the stream has not read it'),
+    ],
+    ids=["some offsets are free", "none is"],
+)
+def test_a_backfill_across_a_recreated_topic_names_its_offsets_and_the_first_free_ones(read_to: int, remedy: str):
+    old, new = committed("old", 0, 1_200), committed("new", 100, read_to)
+    ids, other = {"t": "new", "u": "u"}, {("t", 1): (committed("new", 0, 50),), ("u", 0): (committed("old", 0, 9),)}
+    claimed = Claims({("t", 0): (old, new), **other})
+    wanted: dict[Any, Any] = {("t", 0): ((0, read_to),)}
+    with pytest.raises(SpecError) as refused:
+        check_not_recreated(wanted, claimed, "t", topic_ids=ids)
+    for held in (f"t-0 0 to {min(read_to, 1200) - 1:,} (an earlier topic)", f"t-0 100 to {read_to - 1:,} (this topic)"):
+        assert held in str(refused.value)
+    assert remedy in str(refused.value)
+    check_not_recreated({("t", 0): ((1_200, 1_500),), ("t", 1): ((0, 50),)}, claimed, "t", topic_ids=ids)

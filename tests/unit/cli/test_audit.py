@@ -65,6 +65,14 @@ def test_the_same_note_of_several_partitions_is_printed_once(capsys: pytest.Capt
     assert "not everything was compared: orders-1, orders-2, orders-3: some offsets were repeated." in said
 
 
+def test_a_note_with_a_count_is_printed_for_each_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
+    notes = tuple(Finding(FindingKind.UNCHECKED, 5, "5 rows were adopted", f"orders-{n}") for n in (0, 1))
+    _print_audit(Audit("orders", (landed,), notes, batches=1), with_source=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert lines == ["note  orders-0: 5 rows were adopted", "note  orders-1: 5 rows were adopted"]
+
+
 def test_faults_are_printed_before_notes(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = (FindingKind.SKIPPED, FindingKind.MISSING, FindingKind.CHANGED, FindingKind.DUPLICATES)
     found = tuple(Finding(kind, 1, str(kind), "orders-0") for kind in kinds)

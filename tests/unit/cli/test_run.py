@@ -202,6 +202,13 @@ def test_a_writer_killed_together_with_its_run_has_an_unknown_exit_with_its_last
     eventually(lambda: "the last word" in (run_folder("ticks") / "writer.log").read_text(), within_s=30)
     process.send_signal(signal.SIGSTOP)
     os.kill(writer, signal.SIGKILL)
+    eventually(lambda: observed().process is ProcessState.ENDING, within_s=30)
+    with pytest.raises(WriterBusy) as busy:
+        WriterLock(run_folder("ticks")).acquire()
+    parent = f"the last writer of ticks has ended, and its parent (pid {process.pid}) holds"
+    assert parent in str(busy.value)
+    assert str(writer) not in str(busy.value).replace(str(process.pid), "")
+    assert observed().exits == (), "the parent records the exit"
     process.kill()
     status = ended()
     assert (status.exit_code, str(status.error)) == (
@@ -248,8 +255,9 @@ def test_no_signal_is_sent_to_an_ended_writer_while_its_process_group_ends(
     sent: list[tuple[int, int]] = []
     follower = run.ForegroundWriter(tmp_path, ("s",))
 
-    def ending(_: int, *, timeout_s: float) -> None:
+    def ending(_: int, *, timeout_s: float, ask: bool) -> None:
         assert timeout_s
+        assert ask
         follower._forward_signal(signal.SIGTERM, None)
 
     writer = os.fork()

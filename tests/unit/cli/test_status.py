@@ -39,7 +39,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
-from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.json_files import replace_json
 from frazil.spec.load import load_stream
 from frazil.status.derive import derive_from_decision, describe_writer_process
@@ -425,6 +425,17 @@ def test_the_status_of_a_killed_single_stream_writer_names_no_application(stream
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
     done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
     assert "no exit code: it was killed, its host went down, or its disk was full" in done.output
+
+
+def test_a_dead_writer_is_not_shown_as_running_while_its_parent_waits_for_the_jvm(streams: Path):
+    parent = identify_process(os.getpid())
+    killed = Launch("l", LaunchKind.FOREGROUND, NOW_MS - 60_000, parent=parent, writer=ProcessMark(parent.pid, 1.0))
+    replace_json(run_folder("ticks") / "lock", asdict(killed))
+    heartbeat(phase=Phase.STAGING).write(ticks())
+    done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
+    assert f"ended, and its parent (pid {parent.pid}) waits for its JVM and Python workers" in done.output
+    (state,) = [line for line in done.output.splitlines() if line.startswith("state ")]
+    assert "stopping" in state
 
 
 def test_restarting_a_foreground_writer_is_refused_and_changes_nothing(streams: Path):

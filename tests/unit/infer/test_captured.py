@@ -16,6 +16,7 @@ from frazil.infer.sample import Sample
 from frazil.spec.formats import envelope_of
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.upsert import Delete
 from tests.unit.infer.test_infer import NOW_MS, sample, types
 from tests.unit.ingest.test_envelope import event, wrapped
 
@@ -78,6 +79,35 @@ def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
     text, spec = proposed(changes(keyed=False))
     assert spec.key == ("id",)
     assert "key: [id]    # a guess: the record keys do not show it" in text
+
+
+@pytest.mark.parametrize(
+    ("make_key", "key", "whole_key"),
+    [
+        (lambda n: b'{"id": %d}' % n, ("id",), None),
+        (lambda n: b'{"no": %d}' % n, ("record_key",), "string"),
+        (lambda n: b"%d" % n, ("id",), "json"),
+        (lambda n: b"n%d" % n, ("name",), "string"),
+        (lambda n: b"k%d" % n, ("record_key",), "string"),
+        (lambda n: b"\xff%d" % n, ("record_key",), "bytes"),
+    ],
+    ids=["fields of records", "other fields", "a number", "a text", "other texts", "bytes"],
+)
+def test_records_without_a_value_are_proposed_as_deletes_of_their_key(
+    make_key: Callable[[int], bytes], key: tuple[str, ...], whole_key: str | None
+) -> None:
+    values = [json.dumps({"id": n, "at": NOW_MS + n, "name": f"n{n}"}).encode() for n in range(COUNT)]
+    of = sample([*values, None, None])
+    of = replace(of, records=tuple(replace(r, key=make_key(n)) for n, r in enumerate(of.records)))
+    text, spec = proposed(of)
+    assert (spec.mode, spec.key, spec.delete) == ("upsert", key, Delete(tombstones=True))
+    assert (spec.source.key and spec.source.key.format) == whole_key
+    assert spec.event_time.column == "at"
+    assert "# 2 records have a key and no value. With delete: tombstones, such a record deletes the row" in text
+    assert "dead letters:" not in text
+    assert not decode_sample(yaml.safe_load(text), of).rejections
+    keyless = replace(of, records=(*of.records, replace(of.records[0], key=None)))
+    assert proposed(keyless)[1].mode == "append"
 
 
 def test_records_that_only_resemble_debezium_events_stay_plain_rows() -> None:

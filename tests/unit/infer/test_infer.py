@@ -472,6 +472,18 @@ def test_a_number_is_inferred_as_a_time_by_its_name_or_if_close_to_the_kafka_tim
     assert spec.units == {"created_at": "ms", "when_s": "s"}
 
 
+@pytest.mark.parametrize("absurd", [0, -1, 7, 10**30, NOW_MS // 1000])
+def test_a_few_absurd_times_are_reported_and_do_not_turn_a_time_into_a_number(absurd: int) -> None:
+    times = [NOW_MS + n for n in range(38)]
+    of = sample(json.dumps({"ts": ts, "of": ts}).encode() for ts in [*times, absurd, absurd])
+    text, spec = proposed(of)
+    assert types(spec) == {"ts": "timestamptz", "of": "timestamptz"}
+    assert f"# 2 of 40 integers are not times of this century, such as {absurd}; a number column keeps them" in text
+    assert spec.event_time.column == "ts"
+    few = sample(json.dumps({"ts": ts}).encode() for ts in [*times[:8], absurd, absurd])
+    assert types(proposed(few)[1])["ts"] != "timestamptz"
+
+
 SCALARS = (
     st.none()
     | st.booleans()

@@ -584,9 +584,31 @@ def test_an_alert_about_a_writer_that_runs_again_is_not_shown_until_it_is_measur
 
 def test_a_crash_loop_is_shown_once_although_two_alerts_are_about_it(spec: StreamSpec):
     alerts = [ActiveAlert("stream ticks", rule, OLD_MS, f"the alert {rule}") for rule in ("restarts", "writer", "lag")]
-    seen = status(state=State.CRASH_LOOPING, crashes=3, writer=ENDED, problems=("boom",))
+    seen = status(state=State.CRASH_LOOPING, crashes=3, writer=ENDED, problems=(Failure("boom"),))
     line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(alerts=alerts), now_ms=NOW_MS)
     assert [one.sentence for one in line.needs] == ["boom", "the alert lag"]
+
+
+@pytest.mark.parametrize(
+    ("writer", "first"),
+    [
+        (replace(ENDED, error=Failure("the disk is full", "Free it", "OSError")), "OSError: the disk is full. Free it"),
+        (
+            replace(LONG_ENDED, exit_code=137, error=Failure("it was killed", "See the log")),
+            "it was killed; check that",
+        ),
+        (LONG_ENDED, "its last writer here ended"),
+    ],
+    ids=["failed", "killed", "ended"],
+)
+def test_why_a_stream_is_stopped_is_said_once_whatever_its_alerts_say(writer: WriterProcess, first: str):
+    alerts = [ActiveAlert("stream ticks", rule, OLD_MS, f"the alert {rule}") for rule in ("writer", "freshness:ticks")]
+    error = writer.error and replace(writer.error, about="the last writer ended")
+    seen = status(writer=writer, lag=82, last_commit_at_ms=LONG_MS - 1, problems=(error,) if error else ())
+    related = RelatedState(alerts=alerts)
+    (need,) = build_line("ticks", SPEC, StreamReading(seen, NOW_MS), related, now_ms=NOW_MS).needs
+    assert seen.state is State.STOPPED
+    assert first in need.sentence
 
 
 def test_the_errors_of_a_file_are_shown_until_it_is_fixed_whatever_its_alert_says(spec: StreamSpec):

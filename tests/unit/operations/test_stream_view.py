@@ -121,7 +121,7 @@ def ended(code: int | None, stopped_for: str | None = None, error: str | None = 
         (ended(0, "paused"), "stopped: paused", True),
         (ended(137), "was ended by signal 9", False),
         (ended(None), "was killed, or its host went down", False),
-        (ended(1, error="boom"), "failed with exit code (1)", False),
+        (ended(1, error="boom"), "failed with exit code 1", False),
     ],
 )
 def test_the_outcome_of_a_writer_is_one_sentence(end: ExitRecord, how: str, well: bool):

@@ -19,6 +19,7 @@ from frazil.stream.stall import (
     COMPILE_TIMEOUT_MS,
     MAX_SAMPLE_GAP_MS,
     MIN_STALL_MS,
+    ONE_TIME_TIMEOUT_MS,
     START_TIMEOUT_MS,
     SampleHistory,
     StallLimits,
@@ -468,20 +469,42 @@ def test_a_partition_with_a_constant_event_time_is_reported_with_others_at_the_s
     assert "no records arrive, and its newest event time is 2013-12-30 00:00:00Z" in stall.reason
 
 
-def test_a_stalled_watermark_with_arriving_records_reports_their_single_event_time():
-    writer = Writer(offsets={TP0: 100})
+def commits_with_equal_times(writer: Writer, ms: int, *partitions: int) -> list[Stall]:
     seen = []
-    for n in range(4):
+    for _ in range(ms // INTERVAL):
         seen += writer.passes(INTERVAL)
-        writer.commits(tp0=101 + n)
-    assert seen[0].held_back_by == "t-0"
-    assert "its records arrive, and its newest event time is 2013-12-30 00:00:00Z" in seen[0].reason
-    assert "dead letters" in seen[0].reason
+        writer.commits(**{f"tp{p}": writer.now.offsets["t", p] + 1 for p in partitions})
+    return seen
+
+
+def test_records_that_all_have_one_event_time_are_no_stall_until_a_clock_has_stood_still_for_long():
+    writer = Writer(max_event_times_us={TP0: TIME_US, TP1: TIME_US})
+    assert commits_with_equal_times(writer, ONE_TIME_TIMEOUT_MS - INTERVAL, 0, 1) == []
+    stall = commits_with_equal_times(writer, 2 * INTERVAL, 0, 1)[0]
+    assert (stall.held_back_by, stall.kind) == ("t-0", StallKind.WATERMARK)
+    assert "its records arrive, and its newest event time is 2013-12-30 00:00:00Z" in stall.reason
+    assert (
+        "A load of records with one event time ends by itself. Otherwise, check the producers' clocks" in stall.reason
+    )
+    assert "dead letters" in stall.reason
+
+
+def test_the_standing_clock_of_one_producer_is_reported_although_its_records_arrive():
+    writer = Writer(max_event_times_us={TP0: TIME_US, TP1: TIME_US + 1})
+    stall = commits_with_equal_times(writer, 5 * INTERVAL, 0, 1)[0]
+    assert stall.held_back_by == "t-0"
+    assert "its records arrive, and its newest event time is 2013-12-30 00:00:00Z" in stall.reason
+    assert "one event time" not in stall.reason
+
+
+def test_records_with_one_event_time_do_not_excuse_a_silent_partition():
+    writer = Writer(max_event_times_us={TP0: TIME_US, TP1: TIME_US})
+    assert "(and 1 more) holds the watermark back" in commits_with_equal_times(writer, 5 * INTERVAL, 0)[0].reason
 
 
 def test_an_idle_partition_is_not_reported_as_the_cause():
     writer = Writer(idle=frozenset({TP1}), max_event_times_us={TP0: TIME_US})
-    for n in range(4):
+    for n in range(1 + ONE_TIME_TIMEOUT_MS // INTERVAL):
         writer.passes(INTERVAL)
         writer.commits(tp0=101 + n)
     assert writer.stall is not None
@@ -514,7 +537,7 @@ def test_long_batches_that_do_not_advance_the_watermark_are_reported_after_their
 
 def test_a_stall_with_an_event_time_beyond_the_calendar_is_reported():
     writer = Writer(offsets={TP0: 100}, max_event_times_us={TP0: 2**62}, watermark_us=2**62)
-    for n in range(4):
+    for n in range(1 + ONE_TIME_TIMEOUT_MS // INTERVAL):
         writer.passes(INTERVAL)
         writer.commits(tp0=101 + n)
     assert writer.stall is not None

@@ -128,6 +128,7 @@ TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
     ("a stale heartbeat after the machine slept", alive(make_heartbeat(written_ago=8 * 60 * MINUTE, advanced_ago=8 * 60 * MINUTE), watched_since_ms=NOW), WriterAction.KEEP, Cause.ADVANCING),
     ("a heartbeat from the future", alive(make_heartbeat(written_ago=-5 * MINUTE, advanced_ago=-5 * MINUTE)), WriterAction.KEEP, Cause.ADVANCING),
     ("in the foreground, and paused", alive(make_heartbeat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
+    ("ended before its JVM, and hung", alive(make_heartbeat(Phase.STAGING, advanced_ago=6 * MINUTE), state=ProcessState.ENDING), WriterAction.KEEP, Cause.STOPPING),
     ("paused", alive(make_heartbeat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
     ("in a shared application, and paused", alive(make_heartbeat(), state=ProcessState.HOSTED, desired=PAUSED), WriterAction.KEEP, Cause.HOSTED),
     ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=RemovedDeclaration(NOW - 11_000)), WriterAction.END, Cause.HOSTED),

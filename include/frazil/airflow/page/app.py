@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
-from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -25,7 +24,7 @@ from airflow.configuration import conf
 from airflow.models import Log
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
@@ -58,94 +57,7 @@ def operations_page() -> FastAPI:
     app.add_exception_handler(Exception, _handle_unexpected)
     app.add_exception_handler(StarletteHTTPException, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_invalid_request)
-
-    @app.get("/")
-    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-        return RedirectResponse("index.html")
-
-    @app.get("/api/overview")
-    def overview(user: GetUserDep) -> Response:
-        from frazil.airflow.page import views  # Airflow's other processes load plugins too
-
-        missing = views.describe_missing_components()
-        return json_response(views.build_overview(partial(visible_streams, user), airflow=missing))
-
-    @app.get("/api/stream/{name}")
-    def stream(  # noqa: PLR0913 - a request's options
-        name: str, user: GetUserDep, *, hours: int = 6, tables: str = "", begin: Moment = None, end: Moment = None
-    ) -> Response:
-        from frazil.airflow.page import stream_page
-
-        view_options = stream_page.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
-        sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
-        view = stream_page.build_stream_view(name, view_options, sees, may_act)
-        if view is None:
-            raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
-        return _view_response(view)
-
-    @app.get("/api/table/{name}")
-    def table(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import table_page
-
-        view = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
-        if view is None:
-            raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
-        return _view_response(view)
-
-    @app.post("/api/plan/{action}/{name}")
-    def plan(
-        requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
-    ) -> Response:
-        from frazil.airflow.page import actions
-
-        may_unpause = may_edit_dag(requested.user, requested.subject.dag)
-        return json_response(
-            _with_http_errors(
-                lambda: actions.build_action_plan(requested.action, requested.subject, form, may_unpause=may_unpause)
-            )
-        )
-
-    @app.get("/api/run/{action}/{name}")
-    def run(action: str, name: str, run: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import actions
-        from frazil.operations.page_actions import PageAction
-
-        is_action = action in set(PageAction)
-        result = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if is_action else None
-        if result is None:
-            raise HTTPException(404, f"Airflow has no run {run} for {name}, or you may not see it")
-        return json_response(result)
-
-    @app.post("/api/action/{action}/{name}")
-    def carry_out(
-        requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
-    ) -> Response:
-        from frazil.airflow.page import actions
-
-        subject = requested.subject
-        entry = log_action(requested.user, requested.action, subject.name, dag_id=subject.dag, form=form)
-        by = {"user": requested.user.get_name(), "may_unpause": may_edit_dag(requested.user, requested.subject.dag)}
-        try:
-            result = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
-        except HTTPException as error:
-            log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
-            raise
-        log_outcome(entry, f"done: {result.message}")
-        return json_response(result)
-
-    @app.get("/runbook.html")
-    def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-
-        return Response(render_runbook(), media_type="text/html", headers=HEADERS)
-
-    @app.get("/{name}")
-    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-        kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}.get(name.rpartition(".")[2])
-        file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
-        if kind is None or file is None:
-            raise HTTPException(404, "the page has no such file")
-        return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
-
+    app.include_router(routes)
     return app
 
 
@@ -194,6 +106,106 @@ async def read_form(request: Request, requested: Annotated[Any, Depends(authoriz
     except HTTPException as error:
         await run_in_threadpool(_log_refusal, request, requested.user, requested.action, requested.subject.name, error)
         raise
+
+
+routes = APIRouter()
+
+
+@routes.get("/")
+def redirect_to_index(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+    return RedirectResponse("index.html")
+
+
+@routes.get("/api/overview")
+def get_overview(user: GetUserDep) -> Response:
+    from frazil.airflow.page import views  # Airflow's other processes load plugins too
+
+    missing = views.describe_missing_components()
+    return json_response(views.build_overview(partial(visible_streams, user), airflow=missing))
+
+
+@routes.get("/api/stream/{name}")
+def get_stream(  # noqa: PLR0913 - a request's options
+    name: str, user: GetUserDep, *, hours: int = 6, tables: str = "", begin: Moment = None, end: Moment = None
+) -> Response:
+    from frazil.airflow.page import stream_page
+
+    view_options = stream_page.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
+    sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
+    found = stream_page.build_stream_view(name, view_options, sees, may_act)
+    if found is None:
+        raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
+    return _view_response(found)
+
+
+@routes.get("/api/table/{name}")
+def get_table(name: str, user: GetUserDep) -> Response:
+    from frazil.airflow.page import table_page
+
+    found = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
+    if found is None:
+        raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
+    return _view_response(found)
+
+
+@routes.post("/api/plan/{action}/{name}")
+def plan_action(
+    requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
+) -> Response:
+    from frazil.airflow.page import actions
+
+    may_unpause = may_edit_dag(requested.user, requested.subject.dag)
+    return json_response(
+        _with_http_errors(
+            lambda: actions.build_action_plan(requested.action, requested.subject, form, may_unpause=may_unpause)
+        )
+    )
+
+
+@routes.get("/api/run/{action}/{name}")
+def get_run(action: str, name: str, run: str, user: GetUserDep) -> Response:
+    from frazil.airflow.page import actions
+    from frazil.operations.page_actions import PageAction
+
+    known = action in set(PageAction)
+    found = actions.find_run(PageAction(action), name, run, partial(visible_streams, user)) if known else None
+    if found is None:
+        raise HTTPException(404, f"Airflow has no run {run} for {name}, or you may not see it")
+    return json_response(found)
+
+
+@routes.post("/api/action/{action}/{name}")
+def perform_action(
+    requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
+) -> Response:
+    from frazil.airflow.page import actions
+
+    subject = requested.subject
+    entry = log_action(requested.user, requested.action, subject.name, dag_id=subject.dag, form=form)
+    by = {"user": requested.user.get_name(), "may_unpause": may_edit_dag(requested.user, requested.subject.dag)}
+    try:
+        done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
+    except HTTPException as error:
+        log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
+        raise
+    log_outcome(entry, f"done: {done.message}")
+    return json_response(done)
+
+
+@routes.get("/runbook.html")
+def get_runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+    from frazil.airflow.page.runbook import render_runbook
+
+    return Response(render_runbook(), media_type="text/html", headers=HEADERS)
+
+
+@routes.get("/{name}")
+def get_static_file(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+    kind = {"html": "text/html", "css": "text/css", "js": "text/javascript"}.get(name.rpartition(".")[2])
+    file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
+    if kind is None or file is None:
+        raise HTTPException(404, "the page has no such file")
+    return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
 
 
 async def _read_body(request: Request) -> dict[str, Any]:
@@ -377,21 +389,3 @@ def log_outcome(entry: int, outcome: str) -> None:
                 entry_row.extra = json.dumps({**json.loads(entry_row.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
     except SQLAlchemyError:
         log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)
-
-
-def render_runbook() -> str:
-    """Return the runbook as a page. Omits links to other pages, because Airflow does not serve these."""
-    from markdown_it import MarkdownIt  # only for this page
-
-    static = files("frazil.airflow.page") / "static"
-    text = (static / "runbook.md").read_text()
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = markdown.parse(text)
-    for heading, inline in pairwise(tokens):
-        if heading.type == "heading_open":
-            heading.attrSet("id", inline.content)
-    for token in (child for parent in tokens for child in parent.children or ()):
-        if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
-            token.attrs = {}
-    html = markdown.renderer.render(tokens, markdown.options, {})
-    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", html)

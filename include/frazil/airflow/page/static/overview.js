@@ -152,7 +152,7 @@ function records(line) {
 
 function complete(line) {
   if (!line.windows) return h("span", { class: "faint" }, UNKNOWN);
-  return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: times(line.windows.waits_for) }, heldBy(line.windows)));
+  return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: times(line.windows.unsignalled || line.windows.waits_for) }, heldBy(line.windows)));
 }
 
 /** The health of the stream's tables at the last measurement. */

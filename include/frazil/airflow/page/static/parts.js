@@ -68,7 +68,7 @@ function dagLink(dag, key) {
   return h("small", { class: "runbook" }, h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": key }, "DAG in Airflow"));
 }
 
-/** What the next window waits for: topic partitions, streams and gates. */
+/** What holds completeness back: gates, else what the next window waits for (the time, topic-partitions, streams). */
 export function heldBy(windows) {
   const gates = windows.holders.filter(({ kind }) => kind === "gate");
   const others = windows.holders.filter(({ kind }) => kind !== "gate");
@@ -76,9 +76,9 @@ export function heldBy(windows) {
   const shown = others.slice(0, 2).map(({ kind, name, reason }) => `${kind === "stream" ? "stream " : ""}${name}${reason ? `, which ${reason}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
-    windows.unsignalled,
-    time ? time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
+    windows.unsignalled && "no signal yet",
     gates.length && `${gates.length} held (${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""})`,
+    time ? !gates.length && time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
   ].filter(Boolean);
   return times(said.join("; "));
 }

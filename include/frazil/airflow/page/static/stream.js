@@ -25,6 +25,7 @@ export function draw(view, state, page) {
     view.backfill && openBackfill(view.backfill),
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
+    line.windows?.unsignalled && h("p", { class: "soft next" }, h("b", {}, "Signals"), ": ", words(line.windows.unsignalled), "."),
     recorded(view, state, page),
     partitions(view),
     routed(view, state, page),
@@ -113,7 +114,7 @@ function runs(view) {
     view.runs.length
       ? h("ol", { class: "runs" }, view.runs.map((run) => h("li", {},
           shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
-          h("div", {}, h("b", {}, [run.started_at_ms, run.ended_at_ms].filter((at) => at !== null).map((at) => moment(at, view.at_ms)).join(" – ")), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error", tabindex: 0, role: "group", "aria-label": "Error", "data-key": `error-${run.ended_at_ms}` }, run.error)),
+          h("div", {}, h("b", {}, [run.started_at_ms, run.ended_at_ms].filter((at) => at !== null).map((at) => moment(at, view.at_ms)).join(" – ")), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, brief(run.error))),
         )))
       : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );

@@ -138,7 +138,7 @@ const RUN_SHAPES = { success: 4, failed: 0 };
 function startedRuns(view, cell) {
   if (!view.runs || cell.state === "open") return null;
   const runs = view.runs[cell.key] || [];
-  if (!runs.length) return h("p", { class: "soft" }, `No DAG run was started by ${times(cell.key)}.`);
+  if (!runs.length) return h("p", { class: "soft" }, cell.state === "held" ? "DAGs that wait for this window start once its gate passes or a user releases it." : `No DAG run was started by ${times(cell.key)}.`);
   const link = (run) => h("a", { ...linkTo(`/dags/${encodeURIComponent(run.dag)}/runs/${encodeURIComponent(run.run)}`), "data-key": `run-${run.dag}-${run.run}` }, run.dag);
   return [h("h3", { class: "spaced" }, `DAG runs that ${times(cell.key)} started`), h("ul", { class: "runs started" }, runs.map((run) => h("li", {}, shape(RUN_SHAPES[run.state] ?? 2), h("div", {}, link(run), ` ${run.state}`))))];
 }

@@ -66,8 +66,8 @@ def find_check(kind: iceberg.IcebergType, unit: str | None) -> Check:  # noqa: P
         case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
             return _check_seconds if unit == "s" else partial(_check_integer, kind=f"time in {unit}", unit=unit)
         case iceberg.BinaryType() | iceberg.FixedType():
-            return partial(_check_text, kind=kind, name="base64")
-    return partial(_check_text, kind=kind, name=str(kind))
+            return partial(_check_text, kind=kind, name="valid base64")
+    return partial(_check_text, kind=kind, name=f"a valid {kind}")
 
 
 def _mismatch(text: bytes, needed: str, kind: object = None) -> Reason:
@@ -167,4 +167,4 @@ def _check_text(text: bytes, *, kind: iceberg.IcebergType, name: str) -> Reason 
             if isinstance(kind, iceberg.FixedType) and len(value) != len(kind):
                 return Reason(TYPE_MISMATCH, f"{len(value)} bytes are not {kind}")
             return b'"%s"' % base64.b64encode(value)  # without superfluous padding
-    return Reason(TYPE_MISMATCH, f"{content[:64]!r} is not a valid {name}")
+    return Reason(TYPE_MISMATCH, f"{content[:64]!r} is not {name}")
