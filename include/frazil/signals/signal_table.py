@@ -28,7 +28,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
-from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot
+from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableHandle, swap
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.staging_targets import target_table
@@ -281,7 +281,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
         moved = SetPropertiesUpdate(updates=properties)
         return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
 
-    landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
+    landed = swap(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
     # Only if the manifests are proven unused: an append whose response was lost may have landed.
     if not landed and files and not writer.manifests:
         _delete_files(handle.current(), files)
