@@ -132,12 +132,12 @@ class _ChangeIndex:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_match(self, manifest: ManifestFile) -> bool:
-        # Some engines store no bounds of values that they cannot serialize. Iceberg does so only if there are none.
+        # Some engines store no bounds of values that they cannot serialize. In Iceberg, no bounds means no values.
         if any(s.lower_bound is None and not (s.contains_null or s.contains_nan) for s in manifest.partitions or ()):
             return True
-        if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
-            return False
         spec_id = manifest.partition_spec_id
+        if spec_id == self.spec_id:
+            return self._matches_summaries(manifest)
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
             evaluator = None  # one of the spec's columns was dropped, so any manifest may match

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +41,7 @@ from frazil.commit.snapshot import PreparedSnapshot, RewriteAttempt, SnapshotWri
 from frazil.commit.staging_targets import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import change_schema
-from frazil.ingest.contract import Content, StagedFile, TargetTable
+from frazil.ingest.contract import Content, StagedFile, TargetTable, parse_schema
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
 from frazil.merge.task import run_merge_task
 from frazil.partitions.windows import Grain
@@ -57,6 +57,7 @@ from frazil.table.storage import open_store
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. Above this number, the nearest spans are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
+MAX_CHANGE_SCHEMAS = 64
 
 Span = tuple[int, int]
 
@@ -159,14 +160,18 @@ class MergingMode:
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
 
 
+@lru_cache(MAX_CHANGE_SCHEMAS)
+def _change_schema_json(schema_json: str, key: tuple[str, ...]) -> str:
+    return change_schema(parse_schema(schema_json), key).model_dump_json()
+
+
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
     """Return the layout of change files: unsorted, with bounds of the key columns only."""
-    schema = change_schema(table.schema, key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS_PREFIX)}
     bounds = {f"{METRICS_PREFIX}default": "none"} | {f"{METRICS_PREFIX}column.{name}": "full" for name in key}
     return dataclasses.replace(
         table,
-        schema_json=schema.model_dump_json(),
+        schema_json=_change_schema_json(table.schema_json, key),
         sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
         properties=kept | bounds,
         content="changes",
