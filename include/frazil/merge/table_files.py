@@ -213,13 +213,13 @@ class DataFileReader:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
             if is_same and [*map(_widen, rows.schema.types)] == [*map(_widen, expected.types)]:
-                yield starts[group], rows.rename_columns(expected.names).cast(expected)
-                continue
-            batches = [
-                _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
-                for batch in rows.to_batches()
-            ]
-            found = pa.Table.from_batches(batches) if batches else empty_table(expected)
+                found = rows.rename_columns(expected.names)  # PyIceberg takes longer than reading a few rows
+            else:
+                batches = [
+                    _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
+                    for batch in rows.to_batches()
+                ]
+                found = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for index, value in values.items():
                 kind = expected.field(index).type
                 rows = pa.nulls(len(found), kind) if value is None else pa.repeat(value, len(found)).cast(kind)
