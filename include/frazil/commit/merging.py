@@ -18,7 +18,7 @@ from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, Or
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import PrimitiveType
@@ -29,7 +29,6 @@ from frazil.commit.merge_plan import (
     InsertTask,
     MergePlan,
     PartitionKeys,
-    check_readable,
     column_bounds,
     key_schema,
     make_table_file,
@@ -57,7 +56,6 @@ from frazil.table.storage import open_store
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. Above this number, the nearest spans are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
-MAX_CHANGE_SCHEMAS = 64
 
 Span = tuple[int, int]
 
@@ -109,7 +107,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
-    return [_table_file(scanned, layouts) for scanned in found]
+    return [make_table_file(scanned.file, scanned.delete_files, layouts, mode="dedupe") for scanned in found]
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
@@ -135,13 +133,6 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
     return None if None in bounds else bounds
 
 
-def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
-    file = scanned.file
-    for part in (file, *scanned.delete_files):
-        check_readable(part, mode="dedupe")
-    return make_table_file(file, scanned.delete_files, layouts)
-
-
 RunTasks = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 PlanMerge = Callable[..., MergePlan]
 METRICS_PREFIX = "write.metadata.metrics."
@@ -160,7 +151,7 @@ class MergingMode:
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
 
 
-@lru_cache(MAX_CHANGE_SCHEMAS)
+@lru_cache(maxsize=64)
 def _change_schema_json(schema_json: str, key: tuple[str, ...]) -> str:
     return change_schema(parse_schema(schema_json), key).model_dump_json()
 
@@ -201,10 +192,6 @@ DEDUPE_MODE = MergingMode(
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERT_MODE, DEDUPE_MODE)}
 """Modes by content type of staged files. Files of other types are added unchanged."""
-
-
-def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
@@ -249,7 +236,7 @@ def merge_config(
     spec: StreamSpec, run: RunTasks = run_in_process, parallelism: Callable[[], int] = lambda: 1
 ) -> MergeConfig | None:
     """Return how a stream's staged files are merged; None if they are appended."""
-    mode = merging_mode(spec)
+    mode = {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
     return None if mode is None else MergeConfig(partial(build_merge_rules, spec), run, parallelism, mode)
 
 

@@ -236,7 +236,7 @@ class DataFileReader:
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
         """Return the indexes of the row groups that may have rows within these bounds."""
-        existing, metadata = self._schema, self.file.metadata
+        existing, metadata = _physical_schema(*self._layout), self.file.metadata
         names = {existing.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         columns = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
@@ -250,7 +250,7 @@ class DataFileReader:
         """Return the schema to read, and the values, by index, of columns that the file does not have. These are
         partition values, and null for variants.
         """
-        fields, values, existing = list(schema.fields), {}, self._schema.field_ids
+        fields, values, existing = list(schema.fields), {}, _physical_schema(*self._layout).field_ids
         for index, wanted in enumerate(schema.fields):
             if wanted.field_id in existing:
                 continue
@@ -277,10 +277,6 @@ class DataFileReader:
                     "property write.parquet.shred-variants to false, and rewrite the table's files with Spark: CALL "
                     "system.rewrite_data_files(table => '…', options => map('rewrite-all', 'true'))"
                 )
-
-    @property
-    def _schema(self) -> Schema:
-        return _physical_schema(*self._layout)
 
     @cached_property
     def _layout(self) -> tuple[bytes, str | None]:
