@@ -93,14 +93,14 @@ def declared(limit: int, mode: str, *, routed: bool) -> StreamSpec:
     )
 
 
-def chunks(records: int, tables: int) -> list[RecordChunk]:
-    """Yield chunks of records of about 120 bytes."""
+def chunks(records: int, tables: int, batch: int) -> list[RecordChunk]:
+    """Return chunks of records of about 120 bytes. Each batch has other amounts, so that upserts change all rows."""
     found = []
     for start in range(0, records, CHUNK):
         count = min(CHUNK, records - start)
         values = [
             b'{"id":%d,"kind":"k%d","at":"2026-01-01T00:00:00Z","amount":%d.25,"note":"a note of some forty letters"}'
-            % (n, n * 7919 % tables, n % 1000)
+            % (n, n * 7919 % tables, (n + batch) % 1000)
             for n in range(start, start + count)
         ]
         stamps = np.full(count, 1_767_225_600_000, np.int64)
@@ -129,9 +129,8 @@ class Reader:
 class Bench:
     """One stream and its batches so far."""
 
-    def __init__(self, spec: StreamSpec, records: list[RecordChunk]) -> None:
-        self.spec, self.records = spec, records
-        self.count = sum(map(len, records))
+    def __init__(self, spec: StreamSpec, *, records: int, tables: int) -> None:
+        self.spec, self.count, self.kinds = spec, records, tables
         catalog = load_catalog(None)
         targets = {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)}
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # noqa: E731
@@ -153,7 +152,7 @@ class Bench:
     def reopen(self, times: Times) -> None:
         """Open the tables again, as another process would."""
         with times.of("open"):
-            fresh = Bench(self.spec, self.records)
+            fresh = Bench(self.spec, records=self.count, tables=self.kinds)
         routed, before = fresh.route.routed, self.route.routed
         assert routed is None or (before is not None and len(routed.targets) == len(before.targets))
         self.__dict__ = fresh.__dict__
@@ -195,7 +194,8 @@ class Bench:
         with times.of("context"):
             context = build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
             context = self.route.add_targets(context, key, self.marker)
-        reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
+        records = chunks(self.count, self.kinds, key.batch)
+        reader: Callable[..., Any] = lambda *_, **__: Reader(records)  # noqa: E731 - what is patched in
         with times.of("stage"), mock.patch.object(readers, "create_kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda *_: None)
 
@@ -207,13 +207,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--mode", choices=[*MODES], default="append")
     options = parser.parse_args()
-    records = chunks(options.records, options.tables)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FRAZIL_BENCH_FOLDER")) as folder:
         os.environ["FRAZIL_HOME"] = folder
         Path(folder, "warehouse").mkdir()
         for routed in (False, True):
             print(f"{options.records:,} records, {f'{options.tables:,} tables' if routed else 'one table'}", flush=True)
-            bench = Bench(declared(max(options.tables, 1), options.mode, routed=routed), records)
+            spec = declared(max(options.tables, 1), options.mode, routed=routed)
+            bench = Bench(spec, records=options.records, tables=options.tables)
             for number in range(options.batches):
                 times = Times()
                 journal = bench.batch(times)

@@ -25,7 +25,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import Journal, JournalStore, bare_path
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import DEDUPE_MODE, MergingMode, merge_config, merging_mode, run_in_process
+from frazil.commit.merging import DEDUPE_MODE, MergingMode, merge_config, run_in_process
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
@@ -175,7 +175,8 @@ class World:
 
     @property
     def mode(self) -> MergingMode | None:
-        return merging_mode(self.spec)
+        merging = merge_config(self.spec)
+        return merging and merging.mode
 
     @property
     def routed(self) -> tuple[str, ...]:

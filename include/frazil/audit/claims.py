@@ -245,18 +245,14 @@ def _missing_record_paths(
 
 
 def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period | None) -> Claims:
-    if window is None:
-        return load_all_claims(journals, marker, metadata)
-    return load_window_claims(journals, marker, metadata, window)
-
-
-def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read a period's commit records.
+    """Read a period's commit records; without `window`, all of them.
 
     A batch belongs to the period of its snapshot's commit, so consecutive periods count the batch once. If snapshots
     have expired, the times in the records decide, from `MAX_CLOCK_STEP_MS` before the period on. Backfills and skipped
     ranges have no such records, but expiry keeps their snapshots.
     """
+    if window is None:
+        return load_all_claims(journals, marker, metadata)
     batches: list[Journal] = []
     missing_commit_records: list[str] = []
     oldest: BatchKey | None = None

@@ -52,7 +52,7 @@ from frazil.commit.backfill_records import (
     staging_stream,
 )
 from frazil.commit.commit_checks import check_same_source
-from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
+from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshots, swap
 from frazil.commit.dead_letter_counts import Reason, Reasons, reasons_summary
 from frazil.commit.history import merge_counts, windows_summary
 from frazil.commit.journal import Journal
@@ -275,7 +275,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         )
 
     handle.forget()
-    return commit_snapshot(handle, propose, (written, end), retry_policy=tables.retry_policy)
+    return swap(handle, propose, (written, end), retry_policy=tables.retry_policy)
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
@@ -431,7 +431,7 @@ def _drop(
         return Change((require_unchanged(table, end.branch),), (*end.updates(table), _marker_update(ended)), ended)
 
     handle.forget()
-    return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)
+    return swap(handle, propose, (end,), retry_policy=tables.retry_policy)
 
 
 def _marker_update(backfill: BackfillMarker) -> SetPropertiesUpdate:

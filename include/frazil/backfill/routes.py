@@ -24,7 +24,7 @@ from frazil.commit.backfill_records import (
     staging_stream,
 )
 from frazil.commit.commit_checks import files_fit
-from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
+from frazil.commit.compare_and_swap import Change, Done, swap
 from frazil.commit.followers import check_routed_not_rolled_back, require_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, require_own_marker
@@ -269,4 +269,4 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
         marked = SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})
         return Change(prepared.requirements, (*prepared.updates, marked), None)
 
-    commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
+    swap(handle, propose, (writer,), retry_policy=tables.retry_policy)

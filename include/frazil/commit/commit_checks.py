@@ -179,7 +179,9 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
     current = metadata.schema()
     pairs = {(f.spec_id, f.schema_id) for f in files}
     is_known = all(spec_id in specs and schema_id in schemas for spec_id, schema_id in pairs)
-    return is_known and all(_schema_fits(schemas[schema_id], current) for _, schema_id in pairs)
+    return is_known and all(
+        _schema_fits(schemas[schema_id], current) for _, schema_id in pairs if schema_id != current.schema_id
+    )
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:

@@ -181,20 +181,25 @@ class WrittenFiles(Protocol):
         """Delete the files that are no longer needed. `table` is the table after the last attempt."""
 
 
-def commit_snapshot(
-    handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles], *, retry_policy: RetryPolicy
-) -> T:
-    """Swap in the change that `propose` returns, then delete unnecessary files. Raises the same errors as `swap`."""
-    return commit_snapshots((TableCommit(handle, propose, written),), retry_policy=retry_policy)
-
-
 @dataclass(frozen=True, slots=True)
 class TableCommit(Generic[T]):
-    """The change of one table in a commit to several tables: the arguments of `commit_snapshot`."""
+    """The change of one table in a commit to several tables: the arguments of `swap`."""
 
     handle: TableHandle
     propose: Propose[T]
     written: Iterable[WrittenFiles]
+
+
+def swap(
+    handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles] = (), *, retry_policy: RetryPolicy
+) -> T:
+    """Commit the change that `propose` returns for the current table. Tries again until a change has landed.
+
+    Each attempt first checks whether an earlier attempt has landed. Finally, deletes unnecessary files of `written`.
+    Raises `CommitUnavailable` if the outcome is still open after `retry_policy.total_s`, or when the writer is asked to
+    end. Raises `CommitRefused` if the change is refused or cannot be prepared. Raises `AccessDenied`.
+    """
+    return commit_snapshots((TableCommit(handle, propose, written),), retry_policy=retry_policy)
 
 
 def commit_snapshots(
@@ -316,16 +321,6 @@ class _Rounds(Generic[T]):
             handle.forget()
         for handle, part, response in zip(handles, parts, self._commit_atomically(parts) or (), strict=False):
             handle.set_committed(part.table, response)
-
-
-def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table. Tries again until a change has landed.
-
-    Each attempt first checks whether an earlier attempt has landed. Raises `CommitUnavailable` if the outcome is still
-    open after `retry_policy.total_s`, or when the writer is asked to end. Raises `CommitRefused` if the change is
-    refused or cannot be prepared. Raises `AccessDenied`.
-    """
-    return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 
 
 def _swap_tables(

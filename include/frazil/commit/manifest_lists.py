@@ -33,8 +33,8 @@ from frazil.pyiceberg_fixes import FIRST_ROW_ID_POSITIONS, first_row_id
 from frazil.table.faster_commits import BoundedCache
 from frazil.table.object_store import count_request
 
-MAX_CACHED_LISTS = 32
-"""Maximum number of cached lists. Enough for one commit to all tables, with its failed attempts."""
+MAX_CACHED_ENTRIES = 2**14
+"""Maximum number of entries of the cached lists. Enough for a batch of a thousand routed tables."""
 FAN_IN = 32
 MAX_MERGED_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
@@ -94,7 +94,7 @@ class ListWriter(ManifestListWriterV2):
         return prepared
 
 
-_cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
+_cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_ENTRIES, lambda entries: 1 + len(entries))
 """Entries of each manifest list, by two paths: the list's and the manifest's."""
 MAX_CACHED_PATHS = 4_096
 _paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)

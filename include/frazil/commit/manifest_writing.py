@@ -19,7 +19,7 @@ from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO,
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile, D
-from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_writer
+from pyiceberg.avro.resolver import construct_writer, resolve_writer
 from pyiceberg.avro.writer import IntegerWriter, OptionWriter, Writer
 from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
@@ -34,7 +34,7 @@ from pyiceberg.manifest import (
     manifest_entry_schema_with_data_file,
 )
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
@@ -44,7 +44,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile, parse_schema
-from frazil.pyiceberg_fixes import file_key, first_row_id
+from frazil.pyiceberg_fixes import construct_reader, file_key, first_row_id
 from frazil.table.faster_commits import BoundedCache
 from frazil.table.object_store import count_request
 
@@ -91,7 +91,7 @@ def schema_of_spec(spec: PartitionSpec, metadata: TableMetadata) -> Schema | Non
     """Return the newest schema with the columns of a spec's values, if any. Void fields need no column."""
     sources = {f.source_id for f in spec.fields if not isinstance(f.transform, VoidTransform)}
     newest = (metadata.schema(), *reversed(metadata.schemas))
-    return next((schema for schema in newest if sources <= set(index_by_id(schema))), None)
+    return next((schema for schema in newest if sources <= schema.field_ids), None)
 
 
 MAX_CACHED_ENCODINGS = 64
@@ -105,7 +105,6 @@ MAX_REMEMBERED_ENTRIES = 1_024
 
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
-    layout: ManifestLayout
     schema: Schema
     header: Mapping[str, str]
     data_file: Writer
@@ -121,8 +120,7 @@ class _Writer(ManifestWriterV2):
         count_request("writes", new.path)
         output, metadata = new.table.io.new_output(new.path), new.table.metadata
         super().__init__(layout.spec, layout.schema, output, new.snapshot_id, avro_codec(metadata))
-        self._version, self._table_uuid = metadata.format_version, metadata.table_uuid
-        self._layout, self._content = layout, content
+        self._version, self._content = metadata.format_version, content
 
     def content(self) -> ManifestContent:
         return self._content
@@ -159,17 +157,14 @@ class _Writer(ManifestWriterV2):
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
     def _encoding(self) -> _ManifestEncoding:
-        ids = f"{self._table_uuid} {self._schema.schema_id} {self._spec.spec_id}"
-        name = f"{ids} {self._content} {self._compression} {self._version}"
+        header = {**self._meta, "content": "deletes" if self._content is ManifestContent.DELETES else "data"}
+        name = str(header)  # tables of one route have equal schemas and specs
         encoding = _encodings.get(name)
-        # A schema whose commit failed may have had the same id.
-        if encoding is None or encoding.layout != self._layout:
-            content = "deletes" if self._content is ManifestContent.DELETES else "data"
+        if encoding is None:
             written, in_memory = self._entry_schema(self.version), self._entry_schema(IN_MEMORY)
             avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
-            header = {**self._meta, "content": content, SCHEMA_KEY: avro.schema_json}
             data_file = avro.writer.field_writers[-1][1]  # type: ignore[attr-defined]
-            encoding = _ManifestEncoding(self._layout, written, header, data_file)
+            encoding = _ManifestEncoding(written, {**header, SCHEMA_KEY: avro.schema_json}, data_file)
             _encodings.keep(name, encoding)
         return encoding
 
@@ -293,7 +288,7 @@ class EncodedFiles:
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
                 return None
-            readers = [reader for _, reader in construct_reader(file.schema).field_readers]  # type: ignore[attr-defined]
+            readers = [reader for _, reader in construct_reader(file.schema).field_readers]
             data_files = []
             for count, block in file.blocks():
                 decoder = new_decoder(block)
@@ -312,7 +307,7 @@ class EncodedFiles:
             return self
         copied = self if self._row_id_index is not None else self._with_row_id_field()
         index = copied._row_id_index or 0
-        *_, (_, of_data_file) = construct_reader(copied.schema).field_readers  # type: ignore[attr-defined]
+        *_, (_, of_data_file) = construct_reader(copied.schema).field_readers
         readers = [reader for _, reader in of_data_file.field_readers]
         data_files = []
         for data_file, entry in zip(copied.data_files, entries, strict=True):

@@ -15,7 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.commit_checks import FORGOTTEN_PREFIX, forgotten_ends, row_count
 from frazil.commit.committer import dead_letter_ends
-from frazil.commit.compare_and_swap import Change, Done, TableHandle, commit_snapshot
+from frazil.commit.compare_and_swap import Change, Done, TableHandle, swap
 from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal, bare_path
@@ -193,7 +193,7 @@ def change_marker(
         change = branch_change(table) if branch_change else None
         return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
 
-    return commit_snapshot(handle, propose, update.written, retry_policy=tables.retry_policy)
+    return swap(handle, propose, update.written, retry_policy=tables.retry_policy)
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:

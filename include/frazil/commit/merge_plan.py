@@ -132,12 +132,12 @@ class _ChangeIndex:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_match(self, manifest: ManifestFile) -> bool:
-        # Some engines store no bounds of values that they cannot serialize. Iceberg does so only if there are none.
+        # Some engines store no bounds of values that they cannot serialize. In Iceberg, no bounds means no values.
         if any(s.lower_bound is None and not (s.contains_null or s.contains_nan) for s in manifest.partitions or ()):
             return True
-        if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
-            return False
         spec_id = manifest.partition_spec_id
+        if spec_id == self.spec_id:
+            return self._matches_summaries(manifest)
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
             evaluator = None  # one of the spec's columns was dropped, so any manifest may match
@@ -238,7 +238,9 @@ def _build_groups(
             bounds = index.bounds if values is None else index.group_bounds.get(values)
             if bounds is None or not index.overlaps(file, bounds):
                 continue
-            (of_any_group if values is None else by_group[values]).append(_table_file(entry, deletes, keys))
+            of_file = deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
+            table_file = make_table_file(file, of_file, keys, mode="mode: upsert")
+            (of_any_group if values is None else by_group[values]).append(table_file)
     if of_any_group:
         files = [*of_any_group, *(file for files in by_group.values() for file in files)]
         return [_Group((), index.changes, files)]
@@ -277,20 +279,12 @@ def _index_deletes(manifests: Sequence[ManifestFile], read: Mapping[str, Sequenc
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
             file = entry.data_file
-            check_readable(file, mode="mode: upsert")
+            _check_readable(file, mode="mode: upsert")
             index.add_delete_file(entry, partition_key=file.partition)
     return index
 
 
-def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionKeys) -> TableFile:
-    file = entry.data_file
-    check_readable(file, mode="mode: upsert")
-    return make_table_file(
-        file, deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition), keys
-    )
-
-
-def check_readable(file: DataFile, *, mode: str) -> None:
+def _check_readable(file: DataFile, *, mode: str) -> None:
     """Raise SchemaIncompatible if a merge cannot read a data file or a delete file."""
     kind, is_vector = file.file_format, referenced_data_file(file) is not None
     label = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
@@ -302,7 +296,13 @@ def check_readable(file: DataFile, *, mode: str) -> None:
         )
 
 
-def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: PartitionKeys) -> TableFile:
+def make_table_file(file: DataFile, deletes: Collection[DataFile], keys: PartitionKeys, *, mode: str) -> TableFile:
+    """Describe a data file with its deletes to a merge task. Raises SchemaIncompatible if the merge cannot read them.
+
+    `mode` is the stream's declared mode, for the message.
+    """
+    for part in (file, *deletes):
+        _check_readable(part, mode=mode)
     path = file.file_path.encode()
     return TableFile(
         path=file.file_path,

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from itertools import pairwise
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, Or
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import PrimitiveType
@@ -29,7 +29,6 @@ from frazil.commit.merge_plan import (
     InsertTask,
     MergePlan,
     PartitionKeys,
-    check_readable,
     column_bounds,
     key_schema,
     make_table_file,
@@ -41,7 +40,7 @@ from frazil.commit.snapshot import PreparedSnapshot, RewriteAttempt, SnapshotWri
 from frazil.commit.staging_targets import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import change_schema
-from frazil.ingest.contract import Content, StagedFile, TargetTable
+from frazil.ingest.contract import Content, StagedFile, TargetTable, parse_schema
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
 from frazil.merge.task import run_merge_task
 from frazil.partitions.windows import Grain
@@ -108,7 +107,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
-    return [_table_file(scanned, layouts) for scanned in scans]
+    return [make_table_file(scanned.file, scanned.delete_files, layouts, mode="dedupe") for scanned in scans]
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
@@ -134,13 +133,6 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
     return None if None in bounds else bounds
 
 
-def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
-    file = scanned.file
-    for part in (file, *scanned.delete_files):
-        check_readable(part, mode="dedupe")
-    return make_table_file(file, scanned.delete_files, layouts)
-
-
 RunTasks = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 PlanMerge = Callable[..., MergePlan]
 METRICS_PREFIX = "write.metadata.metrics."
@@ -159,14 +151,18 @@ class MergingMode:
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
 
 
+@lru_cache(maxsize=64)
+def _change_schema_json(schema_json: str, key: tuple[str, ...]) -> str:
+    return change_schema(parse_schema(schema_json), key).model_dump_json()
+
+
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
     """Return the layout of change files: unsorted, with bounds of the key columns only."""
-    schema = change_schema(table.schema, key)
     properties = {name: text for name, text in table.properties.items() if not name.startswith(METRICS_PREFIX)}
     bounds = {f"{METRICS_PREFIX}default": "none"} | {f"{METRICS_PREFIX}column.{name}": "full" for name in key}
     return dataclasses.replace(
         table,
-        schema_json=schema.model_dump_json(),
+        schema_json=_change_schema_json(table.schema_json, key),
         sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
         properties=properties | bounds,
         content="changes",
@@ -196,10 +192,6 @@ DEDUPE_MODE = MergingMode(
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERT_MODE, DEDUPE_MODE)}
 """Modes by content type of staged files. Files of other types are added unchanged."""
-
-
-def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
@@ -244,7 +236,7 @@ def merge_config(
     spec: StreamSpec, run: RunTasks = run_in_process, parallelism: Callable[[], int] = lambda: 1
 ) -> MergeConfig | None:
     """Return how a stream's staged files are merged; None if they are appended."""
-    mode = merging_mode(spec)
+    mode = {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
     return None if mode is None else MergeConfig(partial(build_merge_rules, spec), run, parallelism, mode)
 
 

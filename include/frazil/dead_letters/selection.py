@@ -33,7 +33,7 @@ from frazil.commit.backfill_records import (
     read_backfill,
     unsettled_backfill,
 )
-from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
+from frazil.commit.compare_and_swap import Change, Done, swap
 from frazil.commit.marked_update import require_unchanged
 from frazil.commit.marker import Marker, require_own_marker
 from frazil.commit.open_streams import OpenStream
@@ -345,7 +345,7 @@ def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
         return Change((*prepared.requirements, require_unchanged(table, branch)), prepared.updates, writer.rows)
 
     handle.forget()
-    return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
+    return swap(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
 def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:

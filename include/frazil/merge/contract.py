@@ -6,7 +6,6 @@ turns change files into data files and position-delete files.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -127,7 +126,7 @@ class MergeCounts:
     """Number of rows that repeat another row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
-        return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+        return MergeCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +142,3 @@ class MergeResult:
     """The changes with keys in this task's files, as a `BitMap64`; empty if the task inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
     """Number of changed rows by window start (us since 1970)."""
-    bytes_read: int = 0

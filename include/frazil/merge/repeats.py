@@ -165,7 +165,7 @@ class RepeatsRun(TaskRun):
             of_table = np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
             is_repeat = find_repeats_of_table(batch.codes, batch.times, *of_table, within_us=self._within_us)
             matched = BitMap64(np.flatnonzero(is_repeat & batch.timed).tolist()).serialize()
-            return MergeResult((), (), (), MergeCounts(), matched, bytes_read=self.reader.bytes_read)
+            return MergeResult((), (), (), MergeCounts(), matched)
         repeated = np.zeros(len(batch.codes), np.bool_)
         if self.task.matched:
             repeated[np.array(BitMap64.deserialize(self.task.matched), np.int64)] = True
@@ -238,7 +238,7 @@ class RepeatsRun(TaskRun):
                 replaced.append(path)
                 self.copy(path, np.flatnonzero(is_repeat))
         files = tuple(self.writer.finish())
-        return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows), self.reader.bytes_read)
+        return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows))
 
 
 def find_repeats_of_table(

@@ -91,13 +91,12 @@ _DELETES_SCHEMA = pa.schema(
 
 @dataclass(slots=True)
 class TableFileReader:
-    """Opens Parquet files of one storage, and counts the bytes and rows read."""
+    """Opens Parquet files of one storage, and counts the rows read."""
 
     io: FileIO
     properties: Mapping[str, str]
     on_progress: Callable[[int], None] = lambda _: None
     """Called after each row group with the number of rows read so far."""
-    bytes_read: int = 0
     rows_read: int = 0
     _constants: dict[str, Mapping[int, str]] = field(default_factory=dict)
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
@@ -110,7 +109,6 @@ class TableFileReader:
         return DataFileReader(self, path, file, self._constants.get(path, {}))
 
     def count_read_rows(self, rows: pa.Table) -> None:
-        self.bytes_read += rows.nbytes
         self.rows_read += rows.num_rows
         self.on_progress(self.rows_read)
 
@@ -168,6 +166,26 @@ def _physical_schema(arrow_schema: bytes, name_mapping: str | None) -> Schema:
     return pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(arrow_schema)), mapping, downcast_ns_timestamp_to_us=True)
 
 
+@lru_cache(MAX_SCHEMAS)
+def _existing_columns(arrow_schema: bytes, name_mapping: str | None, schema_json: str) -> tuple[Schema, bool]:
+    """Return the columns of `schema_json` that a file has, with the file's names and types, and whether the file has
+    all columns in the same order and with the same types.
+    """
+    schema, physical = parse_schema(schema_json), _physical_schema(arrow_schema, name_mapping)
+    # Like PyIceberg's own scan, this selects a list or a map by its elements.
+    ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
+    existing = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+    types, wanted = ([(f.field_id, f.field_type) for f in fields] for fields in (existing.fields, schema.fields))
+    return existing, types == wanted
+
+
+def _widen(kind: Any) -> Any:
+    """Return the Arrow type with large offsets, to which texts, bytes and lists are always cast."""
+    if pa.types.is_list(kind):
+        return pa.large_list(kind.value_field)
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
+
+
 @dataclass
 class DataFileReader:
     """An open data file. Columns are found by field id."""
@@ -185,22 +203,23 @@ class DataFileReader:
 
     def row_groups(self, schema: Schema, groups: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the first position and the rows of each row group; with `groups`, only of these row groups."""
-        physical, expected = self._schema, nullable_arrow_schema(schema)
-        # Like PyIceberg's own scan, this selects a list or a map by its elements.
-        ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
-        existing = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+        expected = nullable_arrow_schema(schema)
+        existing, is_same = _existing_columns(*self._layout, schema.model_dump_json())
         self._check_not_shredded(existing)
         names = [field.name for field in existing.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
-        requested, values = self._missing_columns(schema, physical)
+        requested, values = self._missing_columns(schema)
         for group in range(self.file.num_row_groups) if groups is None else groups:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
-            batches = [
-                _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
-                for batch in rows.to_batches()
-            ]
-            rows_read = pa.Table.from_batches(batches) if batches else empty_table(expected)
+            if is_same and [*map(_widen, rows.schema.types)] == [*map(_widen, expected.types)]:
+                rows_read = rows.rename_columns(expected.names)  # PyIceberg takes longer than reading a few rows
+            else:
+                batches = [
+                    _to_requested_schema(requested, existing, batch, downcast_ns_timestamp_to_us=True)
+                    for batch in rows.to_batches()
+                ]
+                rows_read = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for index, value in values.items():
                 kind = expected.field(index).type
                 rows = pa.nulls(len(rows_read), kind) if value is None else pa.repeat(value, len(rows_read)).cast(kind)
@@ -217,7 +236,7 @@ class DataFileReader:
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
         """Return the indexes of the row groups that may have rows within these bounds."""
-        existing, metadata = self._schema, self.file.metadata
+        existing, metadata = _physical_schema(*self._layout), self.file.metadata
         names = {existing.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         columns = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
@@ -227,13 +246,13 @@ class DataFileReader:
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
-    def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar | None]]:
+    def _missing_columns(self, schema: Schema) -> tuple[Schema, dict[int, pa.Scalar | None]]:
         """Return the schema to read, and the values, by index, of columns that the file does not have. These are
         partition values, and null for variants.
         """
-        fields, values = list(schema.fields), {}
+        fields, values, existing = list(schema.fields), {}, _physical_schema(*self._layout).field_ids
         for index, target in enumerate(schema.fields):
-            if target.field_id in physical.field_ids:
+            if target.field_id in existing:
                 continue
             if (text := self.constants.get(target.field_id)) is not None:
                 assert isinstance(target.field_type, PrimitiveType)
@@ -247,7 +266,7 @@ class DataFileReader:
                     f"{self.path} does not have the column {target.name}, which the table requires. Another program "
                     "added this file: delete its rows with that program, or write them again with the column"
                 )
-        return Schema(*fields), values
+        return Schema(*fields) if values else schema, values
 
     def _check_not_shredded(self, columns: Schema) -> None:
         """Raise SchemaIncompatible if another program split a variant's values into columns of the file."""
@@ -260,9 +279,10 @@ class DataFileReader:
                 )
 
     @cached_property
-    def _schema(self) -> Schema:
+    def _layout(self) -> tuple[bytes, str | None]:
+        """The file's Arrow schema, and the table's name mapping."""
         names = self.reader.properties.get("schema.name-mapping.default")
-        return _physical_schema(self.file.schema_arrow.serialize().to_pybytes(), names)
+        return self.file.schema_arrow.serialize().to_pybytes(), names
 
     @property
     def starts(self) -> list[int]:
@@ -310,11 +330,11 @@ class TaskRun(ABC):
         return rows
 
     def copy(self, path: str, leaving: Numbers) -> None:
+        """Write a file's rows again, except those at the positions `leaving`, which are sorted."""
         with self.reader.open(path) as data:
-            for start, rows in data.row_groups(self.schema):
-                stays = rows_without(rows, start, leaving)
-                if stays.num_rows:
-                    self.write(stays)
+            stays = np.diff(np.searchsorted(leaving, data.starts)) < np.diff(data.starts)
+            for start, rows in data.row_groups(self.schema, np.flatnonzero(stays).tolist()):
+                self.write(rows_without(rows, start, leaving))
 
     def count_windows(self, times: Numbers) -> None:
         """Count rows by window, given their event times (us since 1970)."""

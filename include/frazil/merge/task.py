@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,8 +73,7 @@ class _MergeRun(TaskRun):
         replaced, dropped = self._remove_rows(leaving)
         numbers = b"" if last else BitMap64(newest.numbers[matched].tolist()).serialize()
         files = (*self.writer.finish(), *self.staged)
-        read = self.reader.bytes_read
-        return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
+        return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows))
 
     def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
         """Write new versions of rows, add their changes to `matched`, and yield the rows to remove from each file."""
@@ -153,7 +151,8 @@ class _MergeRun(TaskRun):
             for removed in group:
                 file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
-                    self.copy(file.path, positions)
+                    if len(positions) < file.records:
+                        self.copy(file.path, positions)
                     replaced.append(file.path)
                 elif len(removed.positions):
                     self.staged.append(write_deletes(self.io, file, positions, target=self.context.target))
@@ -163,7 +162,7 @@ class _MergeRun(TaskRun):
         return tuple(replaced), tuple(dropped)
 
     def _count(self, **counts: int) -> None:
-        self.counts += dataclasses.replace(MergeCounts(), **counts)
+        self.counts += MergeCounts(**counts)
 
 
 MAX_DELETED_SHARE = 0.2

@@ -106,8 +106,13 @@ def _resolve_once(file: Schema, requested: Schema, types: dict[int, Any], enums:
     return cached[2]
 
 
+def construct_reader(file: Schema, types: dict[int, Any] | None = None) -> Any:
+    """Return the reader of an Avro file with this schema. Kept for the next files."""
+    return _resolve_once(file, file, types or {}, {})
+
+
 AvroFileHeader.get_schema = _get_schema  # type: ignore[method-assign]
-vars(avro_file)["resolve_reader"] = _resolve_once
+vars(avro_file).update(resolve_reader=_resolve_once, construct_reader=construct_reader)
 
 
 def make_hive_errors_mutable() -> None:

@@ -28,7 +28,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
-from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot
+from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableHandle, swap
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.staging_targets import target_table

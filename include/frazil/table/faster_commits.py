@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 MAX_CACHED_METADATA = 8
 """Maximum number of cached versions of table metadata."""
+MAX_CACHED_TEXTS = 2**14
+"""Maximum number of snapshots, of all tables, whose JSON is cached."""
 
 
 class BoundedCache(Generic[Value]):
@@ -136,7 +138,7 @@ def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMe
 def _configure_once(catalog: MetastoreCatalog) -> None:
     """Read PyIceberg's configuration once, not for each file."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
-    cache = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
+    cache = BoundedCache[_SnapshotTexts](MAX_CACHED_TEXTS, lambda texts: 1 + len(texts))
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
         text = _metadata_json(metadata, cache, exclude_none=not with_nulls).encode()

@@ -37,10 +37,8 @@ class PreparedSqlCatalog(SqlCatalog):
         super()._init_catalog()
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        key = _row_key(self, identifier)
-        with self.engine.connect() as connection:
-            row: Any = connection.execute(_find(self._schema_version), key).one_or_none()
-        if row is None:
+        if (row := _find_row(self, identifier)) is None:
+            key = _row_key(self, identifier)
             raise NoSuchTableError(f"Table does not exist: {key['namespace']}.{key['name']}")
         return self._convert_orm_to_iceberg(row)
 
@@ -48,18 +46,22 @@ class PreparedSqlCatalog(SqlCatalog):
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         """Check the requirements, write the metadata file, and compare-and-swap the pointer in one transaction."""
-        try:
-            current = self.load_table(table.name()) if self.engine.dialect.supports_sane_rowcount else None
-        except NoSuchTableError:
-            current = None
-        if current is None:  # a new table, or a database that does not count changed rows
+        row = _find_row(self, table.name()) if self.engine.dialect.supports_sane_rowcount else None
+        if row is None:  # a new table, or a database that does not count changed rows
             return _commit_table(self, table, requirements, updates)
+        is_same = row.metadata_location == table.metadata_location
+        current = table if is_same else self._convert_orm_to_iceberg(row)
         staged = self._update_and_stage_table(current, table.name(), requirements, updates)
         if staged.metadata != current.metadata:
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
             with self.engine.begin() as connection:
                 move_pointer(connection, self, current, staged)
         return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
+
+
+def _find_row(catalog: SqlCatalog, identifier: str | Identifier) -> Any:
+    with catalog.engine.connect() as connection:
+        return connection.execute(_find(catalog._schema_version), _row_key(catalog, identifier)).one_or_none()
 
 
 def _row_key(catalog: SqlCatalog, identifier: str | Identifier) -> dict[str, str]:

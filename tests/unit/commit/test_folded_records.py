@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frazil.audit.claims import load_all_claims, load_window_claims
+from frazil.audit.claims import load_all_claims, load_claims
 from frazil.commit.folded_records import MAX_PARALLEL_READS, MAX_SEGMENT_BYTES, split_records
 from frazil.commit.history import Period, commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, UnusableJournal, bare_path
@@ -58,7 +58,7 @@ def seen(world: Any) -> dict[str, Any]:
         "records": list(journals.records()),
         "newest first": list(journals.records(newest_first=True, below=BatchKey(3, 1))),
         "claims": load_all_claims(journals, marker, metadata),
-        "of a window": load_window_claims(journals, marker, metadata, everything),
+        "of a window": load_claims(journals, marker, metadata, everything),
         "by path": [journals.read(path) for _, path in commit_records(metadata, "events")],
         "by key": [journals.get(journal.key) for journal in journals.records()],
         "position": table_position(metadata, journals, stream="events", table="demo.events"),
@@ -78,7 +78,7 @@ def test_a_folded_commit_record_is_still_found_by_every_reader(run):
     after = load_all_claims(run.tables.journals, run.marker(), run.load().metadata)
     assert after == replace(before["claims"], repeats=None), "only snapshots count repeats"
     everything = Period(0, run.clock_ms + 1)
-    found = load_window_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
+    found = load_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
     assert found.records == before["claims"].records
 
 

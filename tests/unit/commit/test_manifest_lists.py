@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
-from frazil.commit.manifest_lists import MAX_CACHED_LISTS, read_manifests
+from frazil.commit.manifest_lists import MAX_CACHED_ENTRIES, read_manifests
 from frazil.table.faster_commits import BoundedCache
 
 
@@ -55,7 +55,7 @@ def test_a_manifest_list_of_another_process_is_read_once_and_kept_unchanged(
     committer = world.begin()
     for number in range(3):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    monkeypatch.setattr(manifest_lists, "_cache", BoundedCache(MAX_CACHED_LISTS))
+    monkeypatch.setattr(manifest_lists, "_cache", BoundedCache(MAX_CACHED_ENTRIES))
     committer.commit(world.stage(committer, {0: (3, 4)}))
     committer.commit(world.stage(committer, {0: (4, 5)}))
     assert len(reads) == 1
@@ -65,8 +65,10 @@ def test_a_manifest_list_of_another_process_is_read_once_and_kept_unchanged(
     assert [m.sequence_number for m in after] == sorted((m.sequence_number for m in after), reverse=True)
 
 
-def test_only_a_bounded_number_of_manifest_lists_is_cached(world: Any):
+def test_only_a_bounded_number_of_entries_of_manifest_lists_is_cached(world: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(manifest_lists._cache, "_limit", 20)
     committer = world.begin()
-    for number in range(2 * MAX_CACHED_LISTS):
+    for number in range(8):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    assert len(manifest_lists._cache) == MAX_CACHED_LISTS
+    kept = [len(entries) for entries in manifest_lists._cache._kept.values()]
+    assert (kept[-1], len(kept) + sum(kept)) == (8, 9 + 8)

@@ -23,9 +23,18 @@ from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedF
 
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS
 from frazil.merge.changes import find_newest_changes
-from frazil.merge.contract import DeleteFile, MergeCounts, MergeRules, RowRemoval, TableFile
+from frazil.merge.contract import (
+    DeleteFile,
+    MergeContext,
+    MergeCounts,
+    MergeRules,
+    MergeTask,
+    RowRemoval,
+    TableFile,
+)
 from frazil.merge.repeats import KeyIndex, locate_rows
 from frazil.merge.table_files import TableFileReader
+from frazil.merge.task import run_merge_task
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
 SCHEMA = Schema(
@@ -305,6 +314,22 @@ def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Pa
     assert found.positions.tolist() == [n for n in wanted if 0 <= n < 1_000]
     table.merge([staged])
     assert sorted(row["id"] for row in table.rows() if row["version"] == 2) == sorted(wanted)
+
+
+@pytest.mark.parametrize(("first", "copied"), [(0, 0), (200, 200), (201, 300)])
+def test_only_row_groups_with_remaining_rows_are_copied(tmp_path: Path, first: int, copied: int):
+    table = made(tmp_path)
+    table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path), file.path, row_group_size=100)
+    changes = [{"id": n, "part": "a", "version": 2} for n in range(first, 1_000)]
+    (staged,) = table.stage(changes)
+    context, read = MergeContext("s", table.rules, table.changes, table.target), list[int]()
+    run_merge_task(context, MergeTask(0, (staged.path,), (file,), inserts=True), on_progress=read.append)
+    searched = 1_000 - first // 100 * 100
+    assert read[-1] == len(changes) + 2 * searched + copied
+    table.merge([staged])
+    assert sorted(row["id"] for row in table.rows()) == [*range(1_000)]
 
 
 def test_row_groups_without_usable_statistics_are_all_searched(tmp_path: Path):

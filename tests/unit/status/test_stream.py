@@ -94,7 +94,7 @@ def test_a_table_that_could_not_be_read_needs_an_operator_only_if_reads_fail_for
     assert (found.state, found.level) == (State.TABLE_UNREADABLE, Level.TROUBLE)
     assert found.sentence == "the table cannot be read: OSError: no answer"
     hours_later = read_stream_state(spec, now_ms=10_800_000)
-    assert hours_later.level is Level.TROUBLE, "nobody read the table meanwhile"
+    assert hours_later.level is Level.TROUBLE, "the table was not read again in these hours"
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])

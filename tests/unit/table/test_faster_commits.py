@@ -100,6 +100,15 @@ def test_only_a_bounded_number_of_table_metadata_is_cached(catalog: Catalog, tab
     assert parsed == [table.metadata_location]
 
 
+def test_a_commit_does_not_read_the_metadata_on_which_it_is_based(catalog: Catalog, table: Table, parsed: list[str]):
+    for number in range(MAX_CACHED_METADATA + 1):
+        catalog.create_table(f"demo.other_{number}", ROW.schema)
+    parsed.clear()
+    table.append(ROW)
+    assert parsed == []
+    assert len(load_catalog(None).load_table("demo.t").metadata.snapshots) == 2
+
+
 def test_a_recreated_table_is_a_different_table(catalog: Catalog, table: Table):
     catalog.drop_table("demo.t")
     again = catalog.create_table("demo.t", ROW.schema)
