@@ -24,6 +24,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from frazil.dev import process
 from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
 from frazil.errors import EnvironmentUnusable
+from frazil.host import processes
 from frazil.spark.jars import MavenCoordinates, cache_folder, download_jars
 from frazil.spark.java import require_java
 
@@ -77,7 +78,7 @@ class ForeignServer(process.EmbeddedServer):
         process.start(self.RECORD, command, records=self.folder, log=self.log, environment=environment)
 
     def _not_ready_reason(self) -> str | None:
-        return None if process.is_listening(self.port) else ""
+        return None if processes.is_listening(self.port) else ""
 
 
 def rest_catalog_server(folder: Path, store: EmbeddedObjectStore) -> ForeignServer:

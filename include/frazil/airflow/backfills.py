@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DAG_ID = "frazil_backfill"
-RETRIES = 2
-RETRY_DELAY = timedelta(minutes=1)
 
 
 def backfill_dag(
@@ -70,7 +68,7 @@ def backfill_dag(
             [stream.name for stream in declared_streams(folder) if stream.spec is not None and stream.spec.coordinates]
         ),
         **dag_profile(
-            "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
+            "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=2, retry_delay=timedelta(minutes=1)
         ),
     ) as dag:
         request: Any = task(plan, FrazilShortCircuit)(str(folder))

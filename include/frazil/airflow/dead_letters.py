@@ -25,8 +25,6 @@ from frazil.airflow.declared_streams import declared_streams
 log = logging.getLogger(__name__)
 
 DAG_ID = "frazil_dead_letters"
-RETRIES = 2
-RETRY_DELAY = timedelta(minutes=1)
 COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
 """The command of a separate process, because decoders need libraries that Airflow must not load."""
 
@@ -49,8 +47,8 @@ def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None
             "Replay or discard dead letters",
             purpose="dead letters",
             on_failure=on_failure,
-            retries=RETRIES,
-            retry_delay=RETRY_DELAY,
+            retries=2,
+            retry_delay=timedelta(minutes=1),
         ),
     ) as dag:
         task(settle)(str(folder))

@@ -17,7 +17,7 @@ from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.kafka import EmbeddedKafka, EmbeddedRegistry
 from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import CATALOGS_FILE, EmbeddedPostgres, write_catalogs
-from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
+from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.home import dev_airflow_home, home
 
 DEFAULT_KAFKA_PORT = 9092
@@ -219,8 +219,7 @@ def _create_object_store(port: int | None = None, catalog_port: int | None = Non
 
 def _create_spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
     folder = home() / "dev" / "spark"
-    last = SparkMaster.last_ports(folder / "master") or (7077, 0)
-    return EmbeddedSparkCluster(folder, port=port or last[0])
+    return EmbeddedSparkCluster(folder, port=port or process.last_port(folder / "master") or 7077)
 
 
 def _status_document(embedded: DevServers) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.extras import require_module
 from frazil.home import make_folder
+from frazil.host import processes
 from frazil.json_files import replace_json
 from frazil.spark.jars import ensure_catalog_jars
 from frazil.table.catalogs import configured_catalogs
@@ -212,7 +213,7 @@ class EmbeddedAirflow(process.EmbeddedService):
                 text = f"Airflow's {unready} is not healthy after {READY_TIMEOUT_S} s; see {self.home}/logs."
                 raise EnvironmentUnusable(text)
             time.sleep(0.3)
-            if process.is_listening(self.port):
+            if processes.is_listening(self.port):
                 try:
                     unready = ", ".join(find_unhealthy(client.health(), since))
                 except EnvironmentUnusable:

@@ -35,6 +35,7 @@ from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.extras import report_missing_extras
 from frazil.home import cache_folder, make_folder
+from frazil.host import processes
 from frazil.kafka.client import AdminClient
 from frazil.spark import jars
 from frazil.spark.class_archive import archive_options, create_archive
@@ -144,7 +145,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         process.start(self.RECORD, [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
     def _not_ready_reason(self) -> str | None:
-        return None if process.is_listening(self.port) and _count_brokers(self.admin()) else ""
+        return None if processes.is_listening(self.port) and _count_brokers(self.admin()) else ""
 
 
 def archive_path(java: Path, kafka_jars: Sequence[Path]) -> Path:

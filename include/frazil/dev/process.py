@@ -269,12 +269,6 @@ def choose_free_port() -> int:
     raise EnvironmentUnusable(f"found no free port from {PORTS[0]} to {PORTS[-1]}; end some of the servers there.")
 
 
-def is_listening(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((LOOPBACK, port)) == 0
-
-
 def require_free_port(port: int, *, server: str, option: str) -> None:
     if not is_port_free(port):
         raise EnvironmentUnusable(

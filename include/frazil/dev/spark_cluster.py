@@ -20,7 +20,8 @@ from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
 from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
-PORTS_FILE = "ports"
+OTHER_PORTS = "ui", "rest"
+"""Folders below the master's that record its ports for web pages and for REST submissions."""
 WORKERS, SLOTS_PER_WORKER = 2, 4
 """Number of workers, and slots of each: more slots than real cores, so that several applications can run."""
 
@@ -29,12 +30,10 @@ class SparkMaster(process.EmbeddedServer):
     TITLE, RECORD, READY_TIMEOUT_S = "the Spark master", "spark-master", 60
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
-        self.folder = folder.absolute()
-        last = self.last_ports(self.folder)
-        self.port = port or (last[0] if last else process.choose_free_port())
-        self._ui_port = last[1] if last else process.choose_free_port()
-        self.rest_port = last[2] if last else process.choose_free_port()
-        self.log = self.folder / "master.log"
+        super().__init__(folder, port=port)
+        self._ui_port, self.rest_port = (
+            process.last_port(self.folder / name) or process.choose_free_port() for name in OTHER_PORTS
+        )
 
     @property
     def address(self) -> str:
@@ -52,19 +51,13 @@ class SparkMaster(process.EmbeddedServer):
     def workers(self) -> list[str]:
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
-    @staticmethod
-    def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        file = folder / PORTS_FILE
-        if not file.is_file():
-            return None
-        port, ui_port, rest_port = map(int, file.read_text().split())
-        return port, ui_port, rest_port
-
     def _launch(self) -> None:
         process.require_free_port(self.port, server="the Spark master", option="--spark-port")
         state = self.folder / "state"
         make_folder(state)
-        (self.folder / PORTS_FILE).write_text(f"{self.port} {self._ui_port} {self.rest_port}")
+        process.record_port(self.folder, self.port)
+        for name, port in zip(OTHER_PORTS, (self._ui_port, self.rest_port), strict=True):
+            process.record_port(self.folder / name, port)
         options = [
             "-Dspark.deploy.recoveryMode=FILESYSTEM",
             f"-Dspark.deploy.recoveryDirectory={state}",
@@ -74,10 +67,6 @@ class SparkMaster(process.EmbeddedServer):
         ]
         arguments = ["--host", process.LOOPBACK, "--port", str(self.port), "--webui-port", str(self._ui_port)]
         _start_daemon(self, process.LOOPBACK, options, "org.apache.spark.deploy.master.Master", arguments)
-
-    def _port_conflict(self) -> str:
-        last = self.last_ports(self.folder)
-        return "" if last and last[0] == self.port else f"a port other than {self.port}"
 
     def _not_ready_reason(self) -> str | None:
         # Until the master is the leader, it ignores workers, which then retry only after 10 s.

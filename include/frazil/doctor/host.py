@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from frazil import SUPPORTED_PYTHONS, __version__
 from frazil.doctor import CheckState, Finding
 from frazil.extras import require_module
 from frazil.home import cache_folder, home
-from frazil.host.processes import list_running_servers
+from frazil.host.processes import is_listening, list_running_servers
 from frazil.spark import jars
 from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.units import format_rounded_bytes
@@ -139,7 +138,7 @@ def check_task_python() -> Iterator[Finding]:
 
 def check_ports(ports: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
     """Check that the ports of `frazil dev up` are free, except `ours`, on which its servers already listen."""
-    busy = {name: port for name, port in ports.items() if name not in ours and _listens(port)}
+    busy = {name: port for name, port in ports.items() if name not in ours and is_listening(port)}
     if busy:
         names = ", ".join(f"{port} ({name})" for name, port in busy.items())
         yield Finding(
@@ -150,12 +149,6 @@ def check_ports(ports: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[F
     running = "; ".join(f"{name} runs on {port}" for name, port in ours.items())
     free = "the other ports are free" if ours else "the ports of `frazil dev up` are free"
     yield Finding("ports", CheckState.OK, "; ".join(filter(None, (running, free))))
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 AIRFLOW_TIMEOUT_S = 90.0

@@ -56,6 +56,13 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def is_listening(port: int) -> bool:
+    """Whether a program on this host listens on the loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def terminate(process: ProcessMark) -> None:
     if is_alive(process):
         with suppress(ProcessLookupError):

@@ -69,11 +69,6 @@ def spans_with_records(spans: Spans, records: OffsetSets) -> Spans:
     return {tp: parts for tp, parts in filled.items() if parts}
 
 
-def count_offsets(spans: Spans) -> int:
-    """Return the number of offsets. The number of records may be lower."""
-    return sum(end - start for parts in spans.values() for start, end in parts)
-
-
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
     """Join the pieces of each topic-partition that touch or overlap. Omits empty pieces."""
     by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)

@@ -279,7 +279,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
         moved = SetPropertiesUpdate(updates=properties)
         return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
 
-    landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
+    landed = swap(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
     # Delete the files only if their manifests are unused: an append without a response may have landed.
     if not landed and files and not writer.manifests:
         _delete_files(handle.current(), files)

@@ -125,10 +125,8 @@ class HeartbeatSender(Protocol):
 
 
 class Heartbeats:
-    def __init__(
-        self, *, heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._heartbeat_interval_s, self._clock = heartbeat_interval_s, clock
+    def __init__(self, *, heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S) -> None:
+        self._heartbeat_interval_s = heartbeat_interval_s
         self._sent_s: dict[HeartbeatSender, float] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -156,9 +154,9 @@ class Heartbeats:
             for sender in list(self._sent_s):
                 with self._lock:
                     if sender in self._sent_s and (
-                        sender.is_changed or self._clock() - self._sent_s[sender] >= self._heartbeat_interval_s
+                        sender.is_changed or time.monotonic() - self._sent_s[sender] >= self._heartbeat_interval_s
                     ):
-                        self._sent_s[sender] = self._clock()
+                        self._sent_s[sender] = time.monotonic()
                         try:
                             sender.send_heartbeat()
                         except Exception as error:  # a full disk must not end this thread

@@ -16,6 +16,7 @@ import pytest
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.host import processes
 from tests.polling import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -141,7 +142,7 @@ def test_a_port_in_use_is_reported_with_its_owner_and_the_option() -> None:
         taken.bind((process.LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert process.is_listening(port)
+        assert processes.is_listening(port)
         with pytest.raises(
             EnvironmentUnusable, match=rf"port {port}, wanted for tea, is taken .*pid {os.getpid()}.*--tea"
         ):

@@ -27,8 +27,6 @@ PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted intervals in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
 """Maximum number of concurrent runs: several, so that an audit does not wait for retries of the previous audit."""
-RETRIES = 3
-RETRY_DELAY = timedelta(minutes=5)
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
 """An alias for all audit assets, because a task's streams are known only at run time."""
 
@@ -69,8 +67,8 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
             specs=specs,
             tables=[spec.table.identifier for spec in specs],
             on_failure=on_failure,
-            retries=RETRIES,
-            retry_delay=RETRY_DELAY,
+            retries=3,
+            retry_delay=timedelta(minutes=5),
         ),
     ) as dag:
         # The types are those that the tasks get when they run.

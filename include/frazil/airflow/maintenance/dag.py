@@ -43,7 +43,6 @@ from frazil.spark_apps import MAINTAIN_TABLE
 ACTIONS = (*map(str, Action), "orphans")
 MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 LATE_AFTER = timedelta(hours=2)
-RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 MAX_ACTIVE_RUNS = 32
 """Maximum number of concurrent runs: a run lasts as long as its slowest table."""
 
@@ -90,8 +89,8 @@ def maintenance_dag(
             specs=specs,
             tables=[table.name for table in tables],
             on_failure=on_failure,
-            retries=RETRIES,
-            retry_delay=RETRY_DELAY,
+            retries=1,
+            retry_delay=timedelta(minutes=5),
         ),
     ) as dag:
         # The types are those that the tasks get when they run.

@@ -27,7 +27,6 @@ from frazil.spec.routed_stream import list_windowed_views, partitions_dag_of
 log = logging.getLogger(__name__)
 
 DEFAULT_INTERVAL = timedelta(minutes=1)
-RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 MAX_LISTED_WINDOWS = 5
 
@@ -97,8 +96,8 @@ def _partition_dag(
             poll_seconds=(every or DEFAULT_INTERVAL).total_seconds(),
             inlets=list(assets.values()),
             # Without retries, a run that fails immediately would be followed immediately by the next run.
-            retries=RETRIES,
-            retry_delay=RETRY_DELAY,
+            retries=3,
+            retry_delay=timedelta(minutes=1),
         )
         for name, asset in assets.items():
             sent: Any = task(task_id=name, inlets=[asset], outlets=[asset])(send)(table, streams, name)
