@@ -147,8 +147,10 @@ def test_a_lost_catalog_of_several_streams_is_one_cause(made: MadeStream, tmp_pa
         replace_json(run_folder(name) / "lock", dataclasses.asdict(Launch("launch-1", LaunchKind.SUPERVISED, 1)))
     put_aside(frazil_home)
     for name in names[:2]:  # their writers have ended for this reason
-        error = ExitRecord.fields_of(explain(missing_table_error(load_stream(tmp_path / f"{name}.yaml"))))
-        append_exit(run_folder(name), ExitRecord("launch-1", 25, 1, 2, "f", 0, committed=True, **error))
+        lost = missing_table_error(load_stream(tmp_path / f"{name}.yaml"))
+        assert lost is not None
+        fields = ExitRecord.fields_of(explain(lost))
+        append_exit(run_folder(name), ExitRecord("launch-1", 25, 1, 2, "f", 0, committed=True, **fields))
     shown = call(tmp_path, "status")
     cause = f"the catalog 'default' does not have tables that it had: the catalog's file {frazil_home}/catalog.db does"
     assert [line.partition(": ")[0] for line in shown.splitlines() if cause in line] == [
