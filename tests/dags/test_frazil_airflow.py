@@ -225,6 +225,33 @@ def test_a_trigger_records_on_its_own_host_which_run_supervises_and_what_was_giv
 
 
 @pytest.mark.usefixtures("frazil_home")
+def test_a_trigger_restarts_a_writer_when_its_backoff_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, a backoff of one second would last until the second step after the writer's end."""
+    given_up = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION, "exit code 11", subject="l1"))
+    holds = [_step(Decision(WriterAction.HOLD, Cause.CRASHED, "killed", until_ms)) for until_ms in (500, 9_000, -1)]
+    steps, waits = iter([*holds, _step(Decision(WriterAction.KEEP, Cause.ADVANCING, "up")), given_up]), []
+    trigger = _trigger_of("run", 1)
+
+    async def supervisor() -> SimpleNamespace:
+        return SimpleNamespace(step=lambda: next(steps))
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def nothing() -> None: ...
+
+    async def first_event() -> Any:
+        return await anext(trigger.run())
+
+    monkeypatch.setattr(trigger, "_make_supervisor", supervisor)
+    monkeypatch.setattr(trigger, "_preload", nothing)
+    monkeypatch.setattr(trigger, "_show", lambda _: None)
+    monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", sleep)
+    assert asyncio.run(first_event()).payload["subject"] == "l1"
+    assert waits[:4] == [0.5, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.usefixtures("frazil_home")
 @pytest.mark.parametrize(
     ("claimed", "action"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
 )

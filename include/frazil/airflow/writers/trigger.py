@@ -225,7 +225,14 @@ class WriterTrigger(UserActionTrigger):
                 if (await run_in_thread(supervisor.preview)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
-            await asyncio.sleep(self.poll_seconds)
+            await asyncio.sleep(self._wait_s(step))
+
+    def _wait_s(self, step: SupervisionStep) -> float:
+        """Return the seconds until the next step: fewer than usual if a restart is due earlier."""
+        due_ms = step.decision.until_ms
+        if due_ms is None or due_ms <= step.at_ms:
+            return self.poll_seconds
+        return min(self.poll_seconds, (due_ms - step.at_ms) / 1_000)
 
     async def _apply_user_action(self) -> None:
         action = await self._task_action()
