@@ -41,8 +41,8 @@ import logging, os, sys
 from frazil.stream import worker_daemon
 logging.getLogger("frazil").addHandler(logging.FileHandler(sys.argv[1]))
 with worker_daemon.forked_daemon(local=True):
-    pass
-print(os.environ[worker_daemon.ADDRESS], flush=True)
+    address = os.environ[worker_daemon.ADDRESS]
+print(address, flush=True)
 sys.stdin.read()
 """
 

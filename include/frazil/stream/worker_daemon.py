@@ -60,9 +60,9 @@ def preload() -> None:
 
 def _remove_archives_from_path() -> None:
     """Remove Spark's archives from the import path if PySpark is installed, to save CPU in each task."""
-    folders = [path for path in sys.path if not _ARCHIVE.search(path)]
-    if PathFinder.find_spec("pyspark", folders) and PathFinder.find_spec("py4j", folders):
-        sys.path[:] = folders
+    others = [path for path in sys.path if not _ARCHIVE.search(path)]
+    if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
+        sys.path[:] = others
         for path in filter(_ARCHIVE.search, [*sys.path_importer_cache]):
             del sys.path_importer_cache[path]
 
@@ -81,7 +81,10 @@ def forked_daemon(*, local: bool) -> Iterator[None]:
         listener.bind("")  # Linux chooses an abstract address
         listener.listen()
         os.environ[ADDRESS] = listener.getsockname()[1:].decode()
-        yield
+        try:
+            yield
+        finally:
+            del os.environ[ADDRESS]  # only the block's JVM may use it
         driver = os.getpid()
         if os.fork() == 0:
             _run_fork(listener, driver)
@@ -95,8 +98,10 @@ def _run_fork(listener: socket.socket, driver: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         Path("/proc/self/comm").write_text(PROCESS_NAME)
         # The driver's ends of pipes tell the JVM and `frazil run` whether the driver lives.
-        os.closerange(3, listener.fileno())
-        os.closerange(listener.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        for file in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+            if file > 2 and file != listener.fileno():
+                with contextlib.suppress(OSError):  # of the listing itself
+                    os.close(file)
         for logger in (logging.root, logging.getLogger("frazil")):
             logger.handlers.clear()
         preload()
