@@ -33,8 +33,6 @@ from typing import Self
 
 import psutil
 
-from frazil.stream.worker_daemon import MODULE, PROCESS_NAME
-
 PR_SET_CHILD_SUBREAPER = 36
 SIGCHLD_BIT = 1 << (signal.SIGCHLD - 1)
 MEMORY_SAMPLE_S = 0.5
@@ -237,8 +235,6 @@ class SampledTree:
             return self.role
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if Path(f"/proc/{pid}/comm").read_text().strip() == PROCESS_NAME:
-                words = MODULE
         except OSError:
             return ""
         role = next((name for part, name in ROLES if part in words), words[:60])

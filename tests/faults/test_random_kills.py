@@ -20,7 +20,7 @@ from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
-from frazil.stream.worker_daemon import PROCESS_NAME
+from frazil.stream.worker_daemon import MODULE
 from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 
@@ -85,7 +85,7 @@ def committed_since(stream: Any, since_s: float) -> bool:
 def is_worker(process: psutil.Process) -> bool:
     """A live worker. The daemon that forks workers has children; a worker that just ended has no command line."""
     try:
-        return bool(process.cmdline()) and process.name() == PROCESS_NAME and not process.children()
+        return MODULE in process.cmdline() and not process.children()
     except psutil.Error:
         return False
 

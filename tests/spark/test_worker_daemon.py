@@ -8,8 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -34,16 +32,6 @@ print(json.dumps({
     "loops": "frazil.ingest.kafka_columns" in sys.modules,
     "json": "frazil.ingest.formats.json.rows" in sys.modules,
 }))
-"""
-
-DRIVER = """
-import logging, os, sys
-from frazil.stream import worker_daemon
-logging.getLogger("frazil").addHandler(logging.FileHandler(sys.argv[1]))
-with worker_daemon.forked_daemon(local=True):
-    address = os.environ[worker_daemon.ADDRESS]
-print(address, flush=True)
-sys.stdin.read()
 """
 
 
@@ -71,65 +59,19 @@ def test_the_worker_daemon_preloads_staging_code_but_has_no_threads_or_connectio
     }
 
 
-@contextmanager
-def spark_daemon(**environment: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The process that Spark starts as its daemon, and the port that it prints. At the end, Spark closes its input."""
+def test_the_worker_daemon_reports_its_port_and_forks_one_worker_per_connection():
     command = [sys.executable, "-m", worker_daemon.MODULE, "pyspark.worker"]
-    env = {**os.environ, **environment}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as daemon:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
         assert daemon.stdout is not None
         (port,) = struct.unpack("!i", daemon.stdout.read(4))
-        yield daemon, port
-        daemon.stdin.close()
-        daemon.wait(30)
-
-
-@pytest.mark.parametrize("environment", [{}, {worker_daemon.ADDRESS: "gone", "PYSPARK_DRIVER_PYTHON": sys.executable}])
-def test_the_worker_daemon_reports_its_port_and_forks_one_worker_per_connection(environment: dict[str, str]):
-    with spark_daemon(**environment) as (daemon, port):
         connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         pids = [struct.unpack("!i", connection.recv(4))[0] for connection in connections]
         assert sorted(pids) == sorted(child.pid for child in psutil.Process(daemon.pid).children())
         for connection in connections:
             connection.close()
-
-
-@contextmanager
-def driver(log: Path) -> Iterator[tuple[psutil.Process, psutil.Process, dict[str, str]]]:
-    """A driver, its fork, and the environment of the processes that Spark starts."""
-    command = [sys.executable, "-c", DRIVER, str(log)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().decode().strip()
-        found = psutil.Process(process.pid)
-        (fork,) = found.children()
-        try:
-            yield found, fork, {worker_daemon.ADDRESS: address, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        finally:
-            process.kill()
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="drivers fork the daemon on Linux")
-def test_workers_are_children_of_the_drivers_fork_until_spark_closes_its_input(tmp_path: Path):
-    with driver(tmp_path / "log") as (_, fork, environment):
-        with spark_daemon(**environment) as (daemon, port), socket.socket() as connection:
-            connection.connect(("127.0.0.1", port))
-            (pid,) = struct.unpack("!i", connection.recv(4))
-            worker = psutil.Process(pid)
-            assert worker.parent() == fork
-            assert worker.name() == worker_daemon.PROCESS_NAME
-            assert not psutil.Process(daemon.pid).children()
-            # Of the driver, no file may be left: lines of its log would reach a socket of Spark with the same number.
-            assert [file.path for file in fork.open_files()] == []
-        assert fork.status() == psutil.STATUS_ZOMBIE, "the process that Spark started waits for the fork's end"
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="drivers fork the daemon on Linux")
-def test_a_fork_that_spark_never_uses_ends_with_its_driver(tmp_path: Path):
-    with driver(tmp_path / "log") as (started, fork, _):
-        started.kill()
-        assert psutil.wait_procs([fork], timeout=30)[0] == [fork]
+        daemon.stdin.close()
+        daemon.wait(30)
 
 
 def test_the_worker_daemon_reports_a_failed_import_and_continues():

@@ -49,13 +49,7 @@ def test_the_dag_reference_lists_every_dag_and_every_variable_that_dags_read() -
 
 
 def test_some_page_names_every_variable_that_a_user_may_set() -> None:
-    internal = {
-        "FRAZIL_DAEMON_ADDRESS",
-        "FRAZIL_DRIVER_CATALOG",
-        "FRAZIL_POD_IP",
-        "FRAZIL_POD_NAME",
-        "FRAZIL_WRITER_LOCK_FD",
-    }
+    internal = {"FRAZIL_DRIVER_CATALOG", "FRAZIL_POD_IP", "FRAZIL_POD_NAME", "FRAZIL_WRITER_LOCK_FD"}
     code = "\n".join(file.read_text() for file in Path("include/frazil").rglob("*.py"))
     pages = "\n".join(page.read_text() for page in PAGES)
     read = set(re.findall(r"[\"']_?(FRAZIL_[A-Z_]+)[\"']", code)) - internal - {"FRAZIL_COMPLETE"}

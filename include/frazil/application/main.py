@@ -15,7 +15,6 @@ from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
 from frazil.stream.main import stop_on_signals
-from frazil.stream.worker_daemon import forked_daemon
 
 if TYPE_CHECKING:
     from frazil.events import Sink
@@ -51,14 +50,14 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spark_spec(application))
-    with forked_daemon(local=not application.resources.on_cluster), engine.launching(), fast_imports():
+    engine.start()
+    with fast_imports():
         from frazil.application.application import WriterApplication  # see the module
         from frazil.application.launcher import SharedEngine
         from frazil.stream.hosting import MAX_POLLING_S, FoldingThread, Heartbeats, Hosting, KafkaClients, Slots
         from frazil.table.catalogs import share_connections
         from frazil.telemetry.telemetry import Telemetry
 
-    engine.start()
     share_connections()
     batches = MAX_BATCHES_PER_CORE * application.resources.cores
     with (

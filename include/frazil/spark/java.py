@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,8 +80,8 @@ def jvm_start() -> Iterator[None]:
         raise
 
 
-def launch_jvm(conf: SparkConf, output: Path | None = None) -> None:
-    """Start the JVM of the next context, unless this process has one. If `output` is given, appends its output there.
+def launch_jvm(conf: SparkConf, output: Path) -> None:
+    """Start the JVM of the next context, unless this process has one. Appends its output to `output`.
 
     No configuration redirects all of a JVM's output.
     """
@@ -90,7 +90,7 @@ def launch_jvm(conf: SparkConf, output: Path | None = None) -> None:
 
     if SparkContext._gateway is not None:  # Spark would keep it, and the new JVM would never end
         return
-    with output.open("ab") if output else nullcontext() as file:
+    with output.open("ab") as file:
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)
 

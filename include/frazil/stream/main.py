@@ -17,7 +17,6 @@ from frazil.fast_imports import fast_imports
 from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark, runs_in_jvm
 from frazil.spec.model import StreamSpec
-from frazil.stream.worker_daemon import forked_daemon
 
 if TYPE_CHECKING:
     from frazil.events import Sink
@@ -50,12 +49,12 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pi
         from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
     engine = SparkEngine(spec)
-    with forked_daemon(local=not spec.resources.on_cluster), engine.launching(), fast_imports():
+    engine.start()
+    with fast_imports():
         from frazil.stream.hosting import Hosting  # see the module
         from frazil.stream.writer import Writer
         from frazil.telemetry.telemetry import Telemetry
 
-    engine.start()
     telemetry = Telemetry.from_environment(spec.name)
     hosting = Hosting(telemetry=telemetry, read_pins=read_pins)
     writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks, hosting=hosting)

@@ -105,19 +105,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec, *, output: Path | None = None) -> SparkContext:
-    """Start Spark in the JVM of `launch`, which see."""
-    conf = launch(spec, output=output)
-    with jvm_start():
-        context = SparkContext.getOrCreate(conf)
-    jvm: Any = getattr(SparkContext._gateway, "proc", None)
-    cost_meter.jvm_pid = None if jvm is None else jvm.pid
-    context.setLogLevel("WARN")
-    return context
-
-
-def launch(spec: StreamSpec, *, output: Path | None = None) -> SparkConf:
-    """Start the JVM, unless this process has one, and return Spark's configuration. If `output` is given, what the JVM
-    prints is appended to this file.
+    """Start the JVM. If `output` is given, what the JVM prints is appended to this file.
 
     Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable.
     """
@@ -136,8 +124,13 @@ def launch(spec: StreamSpec, *, output: Path | None = None) -> SparkConf:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
-        launch_jvm(conf, output)
-    return conf
+        if output:
+            launch_jvm(conf, output)
+        context = SparkContext.getOrCreate(conf)
+    jvm: Any = getattr(SparkContext._gateway, "proc", None)
+    cost_meter.jvm_pid = None if jvm is None else jvm.pid
+    context.setLogLevel("WARN")
+    return context
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.session import check_executors, launch, start_context, warn_if_executors_lost
+from frazil.stream.session import check_executors, start_context, warn_if_executors_lost
 
 if TYPE_CHECKING:
     from frazil.stream.engine import TaskAnswer
@@ -66,17 +66,6 @@ class SparkEngine:
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
         """The Spark context, if it exists. Set before executors are checked, because executors may never arrive."""
-
-    @contextmanager
-    def launching(self) -> Iterator[None]:
-        """Launch the JVM during the block. At its end, no thread is left, so that the process may fork.
-
-        Raises the errors of `launch`.
-        """
-        with ThreadPoolExecutor(1, "launch") as pool:
-            launched = pool.submit(launch, self._spec, output=self._output)
-            yield
-        launched.result()
 
     def start(self) -> Future[SparkContext]:
         """Start Spark once, in the background. In the main thread, Spark would replace signal handlers."""
