@@ -205,8 +205,8 @@ def translate_spark_errors(stream: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := _short_error(error, str(error), stream):
-            raise found from error
+        if short_error := _short_error(error, str(error), stream):
+            raise short_error from error
         raise
 
 
@@ -229,11 +229,11 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
 
 
 def python_error_message(text: str) -> str | None:
-    _, found, trace = text.rpartition("PythonException: Traceback")
+    _, separator, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
     below = lines[frames[-1] + 1 :] if frames else []
-    return " ".join(filter(None, map(str.strip, below))) if found else None
+    return " ".join(filter(None, map(str.strip, below))) if separator else None
 
 
 def _end_message(stream: str) -> str:
@@ -250,14 +250,14 @@ def _death_message(stream: str, died: str, text: str) -> str:
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     ending = f" with exit code {code}" if code is not None else ""
-    tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
+    note = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED_EXIT_CODE
         else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
-        f"{died} of stream {stream!r} died{where}{ending}{tries}. Nothing of the batch was committed: the next start "
+        f"{died} of stream {stream!r} died{where}{ending}{note}. Nothing of the batch was committed: the next start "
         f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, and "
         "give it more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

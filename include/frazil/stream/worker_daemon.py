@@ -44,9 +44,9 @@ def preload() -> None:
 
 def _remove_archives_from_path() -> None:
     """Remove Spark's archives from the import path if PySpark is installed, to save CPU in each task."""
-    others = [path for path in sys.path if not _ARCHIVE.search(path)]
-    if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
-        sys.path[:] = others
+    folders = [path for path in sys.path if not _ARCHIVE.search(path)]
+    if PathFinder.find_spec("pyspark", folders) and PathFinder.find_spec("py4j", folders):
+        sys.path[:] = folders
         for path in filter(_ARCHIVE.search, [*sys.path_importer_cache]):
             del sys.path_importer_cache[path]
 
