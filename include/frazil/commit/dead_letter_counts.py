@@ -106,8 +106,8 @@ def count_reasons(rejects: Rejects) -> Reasons:
     coordinates: dict[str, list[str]] = {}
     for reject in rejects.samples:
         coordinates.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
-    most_frequent = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return {name: Reason(count, tuple(coordinates.get(name, ())[:MAX_COORDINATES])) for name, count in most_frequent}
+    largest = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
+    return {name: Reason(count, tuple(coordinates.get(name, ())[:MAX_COORDINATES])) for name, count in largest}
 
 
 def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:

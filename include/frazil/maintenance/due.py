@@ -1,4 +1,4 @@
-"""Checks which actions may be useful. Reads only metadata: no manifests, and no JVM starts. A PySpark application
+"""Checks which actions may be useful, from metadata alone: reads no manifest, and starts no JVM. A PySpark application
 then counts the files of each partition and decides again. Pure; does not load PyIceberg.
 """
 

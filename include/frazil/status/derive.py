@@ -141,7 +141,7 @@ def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: 
 def live_state(heartbeat: Heartbeat | None) -> State:
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
-    # Unread records are the effect of a service that does not work.
+    # Unread records are a consequence of the outage.
     if heartbeat.stall is not None and not (heartbeat.outage and heartbeat.stall.kind is StallKind.OFFSETS):
         return _STATES_BY_STALL.get(heartbeat.stall.kind, State.STALLED)
     if heartbeat.outage:

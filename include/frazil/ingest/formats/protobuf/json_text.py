@@ -60,10 +60,10 @@ class JsonTexts:
                 messages.append(None)
         for i, field in enumerate(self._schema.fields):
             if field.name == self._rest:
-                rests = [
+                rest_texts = [
                     None if message is None else self._rest_text(row, message) for row, message in enumerate(messages)
                 ]
-                rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
+                rows = rows.set_column(i, rows.schema.field(i), pa.array(rest_texts, rows.schema.field(i).type))
             elif self._has_json(field):
                 parts = [None if message is None else _find_field(message, field.name) for message in messages]
                 array = self._fill_array(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
