@@ -288,7 +288,7 @@ _StateAndReason = tuple[State, Failure | str]
 
 
 def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndReason | None:
-    if known.writer.state == ProcessState.ENDING:
+    if known.writer.state in {ProcessState.ENDING, ProcessState.ORPHANED}:
         return State.STOPPING, known.sentence
     if known.state is State.PAUSED:
         return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
