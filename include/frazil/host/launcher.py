@@ -19,6 +19,8 @@ class ProcessState(StrEnum):
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
     HOSTED = "running in a shared application"
+    ORPHANED = "ending, because its `frazil run` was killed"
+    """A foreground writer commits its current batch, and then ends."""
     ENDING = "ending"
     """The writer has ended, and its parent waits until its JVM and Python workers have ended, too."""
     ENDED = "ended"

@@ -129,6 +129,8 @@ def _process_state(launch: Launch) -> ProcessState:
             return ProcessState.ENDED
         if launch.writer is not None:
             return ProcessState.ENDING
+    if launch.kind is LaunchKind.FOREGROUND and launch.parent is not None and not is_alive(launch.parent):
+        return ProcessState.ORPHANED
     running = {LaunchKind.FOREGROUND: ProcessState.FOREGROUND, LaunchKind.HOSTED: ProcessState.HOSTED}
     return running.get(launch.kind, ProcessState.RUNNING)
 

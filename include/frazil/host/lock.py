@@ -122,6 +122,11 @@ class WriterLock:
                 f"the last writer of {application} has ended, and its parent (pid {running['parent']}) holds "
                 f"{self._path} until its JVM and Python workers have ended: try again in {GROUP_END_TIMEOUT_S:.0f} s"
             )
+        if holder.kind is LaunchKind.FOREGROUND and holder.parent and "parent" not in running:
+            return (
+                f"the writer of {application} (pid {running['writer']}) holds {self._path}. Its `frazil run` was "
+                "killed, so it ends after its current batch: try again then"
+            )
         pids = ", ".join(f"{name} {pid}" for name, pid in running.items())
         stop = (
             f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"

@@ -291,7 +291,7 @@ _StateAndReason = tuple[State, Failure | str]
 
 
 def _decided_state(stream: StreamState, *, now_ms: int) -> _StateAndReason | None:
-    if stream.writer.state == ProcessState.ENDING:
+    if stream.writer.state in {ProcessState.ENDING, ProcessState.ORPHANED}:
         return State.STOPPING, stream.sentence
     if stream.state is State.PAUSED:
         return State.PAUSED, f"paused {describe_desired(stream, now_ms=now_ms)}"

@@ -1,7 +1,7 @@
 """Decides the next action for one writer. The decision is a pure function of the observation, its policy and the time.
 
 The first rule that matches decides. While a writer process is alive:
-  1. only its parent, JVM or Python workers still run: keep.
+  1. it or its parent was killed, or has ended: keep.
   2. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
   3. a requested stop is in progress: keep, or kill if the writer makes no progress;
   4. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
@@ -94,10 +94,12 @@ def decide(observed: DecisionInput, *, now_ms: int) -> Decision:
 
 
 def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision:
-    if observed.process is ProcessState.ENDING:
-        remaining = f"its JVM and Python workers have up to {GROUP_END_TIMEOUT_S:.0f} s to end"
-        return Decision(WriterAction.KEEP, Cause.STOPPING, f"the writer has ended, and {remaining}")
     status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
+    if observed.process in {ProcessState.ENDING, ProcessState.ORPHANED}:
+        limit = f"the writer has ended, and its JVM and Python workers have up to {GROUP_END_TIMEOUT_S:.0f} s to end"
+        orphaned = f"the writer ends after its current batch, because its `frazil run` was killed: {status}"
+        reason = limit if observed.process is ProcessState.ENDING else orphaned
+        return Decision(WriterAction.KEEP, Cause.STOPPING, reason)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:

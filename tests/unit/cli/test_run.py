@@ -186,9 +186,13 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
 
 
 def test_a_writer_whose_run_command_was_killed_ends_gracefully_with_a_recorded_exit(start: Start, tmp_path: Path):
-    process = start(UNTIL_REQUESTED)
-    began(tmp_path)
+    process = start(UNTIL_REQUESTED + "    while not (folder / 'go').exists(): time.sleep(0.05)")
+    writer = began(tmp_path)
     process.kill()
+    eventually(lambda: observed().process is ProcessState.ORPHANED, within_s=30)
+    with pytest.raises(WriterBusy, match=rf"pid {writer}\) holds .* Its `frazil run` was killed, so it ends after"):
+        WriterLock(run_folder("ticks")).acquire()
+    (tmp_path / "go").touch()
     status = ended()
     assert (tmp_path / "ended in order").exists()
     assert status.ended_at_ms is not None

@@ -76,6 +76,7 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         (State.TOPIC_MISSING, alive(well(outage="no topic matches", outage_code=24)), "no topic matches"),
         (State.STOPPING, alive(well(), desired=PAUSED), "paused by ana"),
         (State.STOPPING, alive(well(stall=STALL), state=ProcessState.ENDING), "the writer has ended"),
+        (State.STOPPING, alive(well(), state=ProcessState.ORPHANED), "its `frazil run` was killed"),
         (State.STOPPING, alive(well(), declared=ValidDeclaration("f2")), "the declaration changed"),
         (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
         (State.STOPPED, ended(exit_(1), desired=UnreadableState("no catalog")), "no catalog"),
