@@ -168,8 +168,9 @@ def _physical_schema(arrow_schema: bytes, name_mapping: str | None) -> Schema:
 
 @lru_cache(MAX_SCHEMAS)
 def _existing_columns(arrow_schema: bytes, name_mapping: str | None, schema_json: str) -> tuple[Schema, bool]:
-    """Return the columns of `schema_json` that a file has, with the file's names and types, and whether the file has
-    all columns in the same order and with the same types.
+    """Return the columns of `schema_json` in a file, with the file's names and types.
+
+    Also returns whether the file has all columns, in the same order and with the same types.
     """
     schema, physical = parse_schema(schema_json), _physical_schema(arrow_schema, name_mapping)
     # Like PyIceberg's own scan, this selects a list or a map by its elements.
