@@ -1,4 +1,4 @@
-"""Situations. Each changes a stream's world in one way, and says which problem must show and how it is fixed."""
+"""Situations. Each changes a stream's world in one way, and declares which problem must show and how it is fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations page as a person meets it: in Airflow's frame, by keyboard, in light and dark, on a narrow screen."""
+"""The operations page in Airflow's frame: by keyboard, in light and dark, on a narrow screen."""
 
 from __future__ import annotations
 

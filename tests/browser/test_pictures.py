@@ -1,4 +1,4 @@
-"""The pictures of the page, drawn of given points without a server: a value is seen at its height, or is marked."""
+"""The page's charts, drawn from given points without a server: each value is at its height, or is marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG file of the aggregations: what it parses to, when its days start, and what a run of each does."""
+"""The aggregations' DAG file: the DAGs it contains, when their days start, and what a run of each does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts that are not a stream's own: runs that fail, and a catalog that refuses or hangs, each of them a real one."""
+"""Alerts that no single stream causes: real failed runs, and a real catalog that refuses or hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG file of the audits: what it parses to, and what its tasks do with real tables, clean and harmed."""
+"""The audits' DAG file: the DAG it contains, and what its tasks do with intact and damaged real tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG of the backfills: the form that it parses to, and runs of it with a real broker, table and spark-submit."""
+"""The backfills' DAG: its form, and its runs with a real broker, table and spark-submit."""
 
 from __future__ import annotations
 

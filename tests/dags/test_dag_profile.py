@@ -1,4 +1,4 @@
-"""What all DAGs say about themselves, and whom one setting makes them tell."""
+"""The descriptions of all DAGs, and the one setting that selects their notifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG of the dead letters: the form that it parses to, and the command that it comes to."""
+"""The dead letters' DAG: its form, and the command that a run executes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG files of `frazil init` and of the pages are parsed by an Airflow, without errors and without warnings."""
+"""A real Airflow parses the DAG files of `frazil init` and of the docs without errors or warnings."""
 
 from __future__ import annotations
 

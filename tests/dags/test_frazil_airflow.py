@@ -1,4 +1,4 @@
-"""What users import from `frazil.airflow`, and how its parts read what Airflow tells them."""
+"""What users import from `frazil.airflow`, and how it reads values from Airflow."""
 
 from __future__ import annotations
 

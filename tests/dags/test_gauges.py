@@ -1,4 +1,4 @@
-"""What DAGs know about tables reaches Airflow's own metrics."""
+"""DAGs publish measurements of tables as Airflow metrics."""
 
 from __future__ import annotations
 

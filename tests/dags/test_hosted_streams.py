@@ -1,4 +1,4 @@
-"""The task of a stream that shares an application: what it shows, and what a person does through it."""
+"""The task of a stream in a shared application: what it shows, and how users control the stream with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG file of maintenance: what it parses to, and what its tasks do with real tables."""
+"""The maintenance DAG file: the DAG it contains, and what its tasks do with real tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A route's tables, however many, are one name in the maintenance DAG, and have one alert for each rule of health."""
+"""A route's tables share one entry in the maintenance DAG, and one alert for each health rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables to check: each as often as it declares, and none that an earlier run works on."""
+"""Maintenance checks each table at its declared interval, and skips tables that an earlier run still maintains."""
 
 from __future__ import annotations
 

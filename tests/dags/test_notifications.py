@@ -1,4 +1,4 @@
-"""Whom frazil tells, and what: the notifiers of the page are built, called, and say what a person needs."""
+"""Notifiers are built and called, and their messages contain what an operator needs."""
 
 from __future__ import annotations
 

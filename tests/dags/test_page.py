@@ -1,4 +1,4 @@
-"""The operations page on Airflow's own API server: who may see what, and what hangs delays no one."""
+"""The operations page on Airflow's own API server: permissions, and services that hang without delaying the page."""
 
 from __future__ import annotations
 

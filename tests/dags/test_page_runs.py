@@ -1,4 +1,4 @@
-"""A backfill, or a replay, that a person asks for on the page: one run of its DAG at a time for each stream."""
+"""Backfills and replays that a user starts on the page: one DAG run at a time for each stream."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Each entry of the runbook is carried out: its alert fires for its cause, its commands are given, and it resolves.
+"""Carries out each entry of the runbook: the alert fires for its cause, and its commands resolve the alert.
 
-Those that need Kafka or Spark are in tests/e2e/test_runbook.py and tests/spark/test_runbook.py.
+Entries that need Kafka or Spark are in tests/e2e/test_runbook.py and tests/spark/test_runbook.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sensor for a complete partition: what it waits for, what it answers, and what never comes."""
+"""The sensor for a complete partition: when it fires, with which event, and when it never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that a deferred task shows: when it is written, how often, and what happens where Airflow takes nothing."""
+"""The state that a deferred task shows: when and how often it is written, and what happens if Airflow rejects it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at many things at once: one that fails or hangs is reported, and stops no other."""
+"""Parallel reads: one that fails or hangs is reported, and does not stop the others."""
 
 from __future__ import annotations
 

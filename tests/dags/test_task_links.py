@@ -1,4 +1,4 @@
-"""The buttons on tasks in Airflow's UI: where they lead, on whose tasks they are, and that no task need end first."""
+"""Link buttons on Airflow tasks: their URLs, the tasks that have them, and links of tasks that still run."""
 
 from __future__ import annotations
 

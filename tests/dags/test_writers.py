@@ -1,4 +1,4 @@
-"""The DAG file of the writers: what it parses to, what it costs, and what a broken declaration does to the others."""
+"""The writers' DAG file: the DAGs it contains, its cost, and other streams' DAGs if a declaration is invalid."""
 
 from __future__ import annotations
 

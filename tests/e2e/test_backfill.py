@@ -1,4 +1,4 @@
-"""Backfills of what a stream did not read, from a real broker: interrupted anywhere, exactly once."""
+"""Backfills of unread records from a real broker: exactly once, wherever they are interrupted."""
 
 from __future__ import annotations
 

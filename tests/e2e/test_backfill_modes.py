@@ -1,4 +1,4 @@
-"""Backfills of routed, upserted and deduplicated streams, from a real broker: nothing twice, the newest stays."""
+"""Backfills of routed, upserted and deduplicated streams from a real broker: no repeats, the newest version stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debezium's events through a broker: the table equals the source's, whatever is sent again, in whole transactions."""
+"""Debezium's events through a broker: the table equals the source after whole transactions, despite resent events."""
 
 from __future__ import annotations
 

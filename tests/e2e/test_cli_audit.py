@@ -1,4 +1,4 @@
-"""`frazil audit` over a stream that `frazil run` wrote, from a real broker: clean, then harmed on purpose."""
+"""`frazil audit` of a stream that `frazil run` wrote from a real broker: intact, then damaged on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil validate --connect` asks Kafka, the catalog and the storage, and leaves nothing behind."""
+"""`frazil validate --connect` checks Kafka, the catalog and the storage, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters as an operator meets them: accepted, replayed in parts, interrupted, and shown by `frazil status`."""
+"""Dead letters in the command line: accepted, replayed in parts, interrupted, and shown by `frazil status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil dev` starts, shows and ends the embedded servers, and says how to reach them."""
+"""`frazil dev` starts, shows and ends the embedded servers, and prints how to reach them."""
 
 from __future__ import annotations
 

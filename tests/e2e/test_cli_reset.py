@@ -1,4 +1,4 @@
-"""The ways out that `frazil reset` promises, each from the real error, to a table that the audit calls clean."""
+"""Each fix that `frazil reset` offers: applied after the real error, until the audit reports no problem."""
 
 from __future__ import annotations
 

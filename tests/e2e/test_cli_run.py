@@ -1,4 +1,4 @@
-"""`frazil run` and `frazil status` as a person at a terminal uses them."""
+"""`frazil run` and `frazil status` in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL, a real Debezium: whatever is killed, each snapshot is the source after a whole transaction."""
+"""Real PostgreSQL and Debezium: each snapshot equals the source after a whole transaction, despite kills."""
 
 from __future__ import annotations
 

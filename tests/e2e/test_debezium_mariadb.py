@@ -1,4 +1,4 @@
-"""A real MariaDB, a real Debezium: each snapshot of the table is the source after a whole transaction."""
+"""Real MariaDB and Debezium: each snapshot of the table equals the source after a whole transaction."""
 
 from __future__ import annotations
 

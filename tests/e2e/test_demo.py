@@ -1,4 +1,4 @@
-"""`make demo` as its user meets it: refused with one sentence, interrupted anywhere, killed, started again."""
+"""`make demo`: refused with one sentence, interrupted anywhere, killed, and started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded broker keeps its promises: it comes back on its folder, and is found and ended by its record."""
+"""The embedded broker: it restarts with its folder's data, and is found and stopped by its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded object store and PostgreSQL come back on their folders, and listen on loopback alone."""
+"""The embedded object store and PostgreSQL restart with their folders' data, and listen only on loopback."""
 
 from __future__ import annotations
 

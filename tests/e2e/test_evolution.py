@@ -1,4 +1,4 @@
-"""Tables that follow the records: a few changes through a real broker, by writers as users run them, without a JVM."""
+"""Tables that evolve with their records: a few changes through a real broker, by real writers without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate judges one window of one snapshot in a process of its own, with Great Expectations."""
+"""A gate evaluates one window of one snapshot with Great Expectations, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage from a real broker: committed records of a range land once, whatever lies between them."""
+"""Stages from a real broker: each committed record of a range lands once, despite gaps between offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker that asks who reads: the reader and the planner get in, or say in one sentence what keeps them out.
+"""A secured broker: the reader and the planner connect, or report in one sentence why they cannot.
 
 Certificates and tokens that are refused need no broker: see `tests/unit/kafka/test_refused_before_kafka.py`.
 """

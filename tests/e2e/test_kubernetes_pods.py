@@ -1,4 +1,4 @@
-"""The pods that Spark asks a Kubernetes API for: executors of a driver in client mode."""
+"""The executor pods that Spark requests from a Kubernetes API for a driver in client mode."""
 
 from __future__ import annotations
 

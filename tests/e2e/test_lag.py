@@ -1,4 +1,4 @@
-"""How far a stream is behind Kafka, where no writer says so."""
+"""A stream's lag when no writer reports it."""
 
 from __future__ import annotations
 

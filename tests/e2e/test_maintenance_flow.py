@@ -1,4 +1,4 @@
-"""A real Airflow keeps a table in shape: an alert fires, the table's DAG fixes what it is about, the alert resolves."""
+"""A real Airflow maintains a table: an alert fires, the table's DAG fixes the cause, the alert resolves."""
 
 from __future__ import annotations
 

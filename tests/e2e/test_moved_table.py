@@ -1,4 +1,4 @@
-"""A table that is renamed, dropped or created again while its writer runs: the writer ends with what happened."""
+"""A table is renamed, dropped or recreated while its writer runs: the writer's error names what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`commit.align: watermark` with a real writer, and Spark that expires and reads next to it."""
+"""`commit.align: watermark` with a real writer, while Spark reads the table and expires its snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams by a real schema registry, as `frazil dev up --registry` starts it."""
+"""Streams that use a real schema registry, as `frazil dev up --registry` starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values kept as JSON text, and fields without a column, through a real broker by writers as users run them."""
+"""Values kept as JSON text, and fields without a column, through a real broker by real writers without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One topic, many tables: through a real broker, by writers as users run them, without a JVM."""
+"""Routes one topic to many tables through a real broker, by real writers without a JVM."""
 
 from __future__ import annotations
 

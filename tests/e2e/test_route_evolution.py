@@ -1,4 +1,4 @@
-"""Each table of a route follows its own records: through a real broker, by writers as users run them, without a JVM."""
+"""Each routed table evolves with its own records, through a real broker, by real writers without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One topic, many tables, a writer that is killed: no table loses or repeats a row, no reader sees half a step."""
+"""Kills a writer of many tables: no table loses or repeats a row, and no reader sees part of a step."""
 
 from __future__ import annotations
 

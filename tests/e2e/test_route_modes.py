@@ -1,4 +1,4 @@
-"""Routed tables that upsert, or drop repeats: through a real broker, by writers as users run them, without a JVM."""
+"""Routed tables with upserts or dedupe, through a real broker, by real writers without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runbook's entries that need Kafka and a writer: a stream lags, or its batches wait, and a person writes them."""
+"""The runbook's entries that need Kafka and a writer: lag, waiting batches, and their fixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shuffled batch lands each record once, also when a worker dies while it writes, and when the writer decides."""
+"""A shuffled batch is complete even if a worker dies. A writer begins to shuffle once that saves files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A healthy writer that gets nowhere says so in its heartbeat, with the partition that holds it back."""
+"""A healthy writer without progress reports it in its heartbeat, with the partition that causes it."""
 
 from __future__ import annotations
 

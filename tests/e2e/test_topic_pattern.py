@@ -1,4 +1,4 @@
-"""A stream over all topics that match a pattern, while topics come and go."""
+"""A stream of all topics that match a pattern, while topics are created and deleted."""
 
 from __future__ import annotations
 

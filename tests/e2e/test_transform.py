@@ -1,4 +1,4 @@
-"""Transforms through a real broker: what WHERE drops is counted, what fails is a dead letter, and audits hold."""
+"""Transforms through a real broker: dropped records are counted, failed ones are dead letters, and audits pass."""
 
 from __future__ import annotations
 

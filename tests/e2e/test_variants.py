@@ -1,4 +1,4 @@
-"""A variant keeps its values whatever the stream does, and whatever happens to its table, as Spark reads it."""
+"""Spark reads a variant's values unchanged after any change of the stream or its table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The walk of the quick start, block after block, as a reader types it into one shell.
+"""Runs the quick start block by block in one shell, as a reader types it.
 
-Each starts in an empty folder, with a broker of its own. What a page says that its blocks print is compared.
+Each run starts in an empty folder with its own broker. The output of each block is compared with the page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must hold after every fault: each record is in a table exactly once, and no file is orphaned."""
+"""Checks after every fault: each record is in a table exactly once, and no file is orphaned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded Airflow is a real one: it runs DAGs, knows its users, survives kills, listens on the loopback alone."""
+"""The embedded Airflow runs DAGs, has its users, survives kills, and listens only on loopback."""
 
 from __future__ import annotations
 

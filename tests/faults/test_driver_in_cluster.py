@@ -1,4 +1,4 @@
-"""Writers whose driver runs in a standalone Spark cluster: what dies, on which side, and what is not answered."""
+"""Writers whose driver runs in a standalone Spark cluster: processes die on either side, and requests time out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Airflow on PostgreSQL with two of each component that may be had twice, and a host of its own for each triggerer.
+"""Airflow on PostgreSQL, with two of each component that can have a replica, and a host for each triggerer.
 
-One start for all of it. A host is a FRAZIL_HOME: writers of one host know nothing of the other's run folders.
+All tests share one start. A host is a FRAZIL_HOME: writers on one host cannot see the other's run folders.
 """
 
 from __future__ import annotations

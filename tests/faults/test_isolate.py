@@ -1,4 +1,4 @@
-"""A record that kills the process is found, set aside, and takes no one with it."""
+"""A record that kills the process is found and set aside, and no other record is lost."""
 
 from __future__ import annotations
 

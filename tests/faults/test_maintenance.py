@@ -1,4 +1,4 @@
-"""Compaction, manifests, expiry and orphans without pause, next to a writer and a reader that notice nothing of it."""
+"""Compaction, manifests, expiry and orphans run without pause, and disturb neither a writer nor a reader."""
 
 from __future__ import annotations
 

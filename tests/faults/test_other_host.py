@@ -1,4 +1,4 @@
-"""Supervision moves to another host: its triggerer has a FRAZIL_HOME of its own, and the table is what both share."""
+"""Supervision moves to another host, whose triggerer has its own FRAZIL_HOME; both hosts share only the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three streams in one application, over a real broker and real tables: whatever dies, each record lands once."""
+"""Three streams in one application, over a real broker and real tables: each record lands once, despite kills."""
 
 from __future__ import annotations
 

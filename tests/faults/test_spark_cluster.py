@@ -1,4 +1,4 @@
-"""Writers whose tasks run on a standalone Spark cluster: what dies there, and what does not fit."""
+"""Writers whose tasks run on a standalone Spark cluster: outages of its processes, and unusable executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Airflow supervises writers that are real processes: every kill, every mark, every change of mind."""
+"""A real Airflow supervises real writer processes, despite kills, marked tasks and pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to tables, journals, disks and clocks under a writer: nothing is lost, repeated or left lying about."""
+"""Faults of tables, journals, disks and clocks under a writer: no row is lost or repeated, no file is left over."""
 
 from __future__ import annotations
 

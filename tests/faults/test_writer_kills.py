@@ -1,4 +1,4 @@
-"""SIGKILL of the writer at every point of a batch: the next one ends with exactly the produced records."""
+"""SIGKILL of the writer at every point of a batch: the next writer completes exactly the produced records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Airflow runs a writer in pods. Its host has neither Java nor a kept folder."""
+"""Airflow runs a writer in pods. Its host has neither Java nor a persistent folder."""
 
 from __future__ import annotations
 

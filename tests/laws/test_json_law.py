@@ -1,4 +1,4 @@
-"""A record's fate, value, class and text are functions of its bytes and the schema alone."""
+"""A JSON record's outcome, values, error class and message depend only on its bytes and the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled loop decides about each record like a reader of single records, and reads no byte too many."""
+"""The compiled loop decides about each record like a reader of single records, and reads no byte past the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a stream with `commit.align: watermark`, no reader of main sees a part of a window."""
+"""No reader of main ever sees part of a window of a stream with `commit.align: watermark`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a table in whatever order, no live file is ever missing, and what is orphaned goes at last."""
+"""After any sequence of events, no live file is missing, and every orphan file is finally deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several processes do at once: one of them wins, or all agree."""
+"""Several processes act at once: one of them wins, or all agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever two streams of a table do, the late rows of each signalled window are reported once."""
+"""Whatever two streams of a table do, late rows of each signalled window are reported once."""
 
 from __future__ import annotations
 

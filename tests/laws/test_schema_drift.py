@@ -1,4 +1,4 @@
-"""Laws of schema drift: the order of records and tasks does not matter, and a table that grew by it holds them all."""
+"""Laws of schema drift: the order of records and tasks does not matter, and the evolved table accepts all records."""
 
 from __future__ import annotations
 

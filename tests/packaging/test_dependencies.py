@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, and what the lock file pins."""
+"""The dependencies of pyproject.toml, and the versions that the lock file pins."""
 
 from __future__ import annotations
 

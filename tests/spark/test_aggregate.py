@@ -1,4 +1,4 @@
-"""A daily aggregation on real tables: the same day by any way is the same rows, and never an older state's."""
+"""A daily aggregation on real tables: each way to run a day writes the same rows, never from an older snapshot."""
 
 from __future__ import annotations
 

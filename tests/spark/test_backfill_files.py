@@ -1,4 +1,4 @@
-"""Backfills from files instead of Kafka: by coordinates, each record once, and none of an unknown position."""
+"""Backfills from files instead of Kafka, by coordinates: each record lands once; records without coordinates do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded catalog is one catalog: PyIceberg and Spark make, write and see the same tables in it."""
+"""PyIceberg and Spark create, write and see the same tables in the embedded catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `frazil cut --sql` prints is run: each statement reads the rows of the cut, and none that came later."""
+"""Runs what `frazil cut --sql` prints: each statement reads the rows of the cut, and no later rows."""
 
 from __future__ import annotations
 

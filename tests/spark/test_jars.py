@@ -1,4 +1,4 @@
-"""Jars are what the lock file pins, or they are not used. Ivy is real here; the repository is a folder."""
+"""Only jars that match the lock file are used. Ivy is real here; the repository is a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch leaves on Spark's disks."""
+"""Files that a batch leaves on Spark's disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance on real tables in Spark: nothing is lost or doubled, nothing else goes, and a writer never waits."""
+"""Maintenance in Spark on real tables: no row is lost or repeated, no needed file goes, and no writer waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark reads what merges wrote, and merges go on with what Spark made of the table."""
+"""Spark reads the results of merges, and merges continue after Spark has changed the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite gives one verdict: every expectation that a gate knows, met and not met, judged by pandas and by Spark."""
+"""Pandas and Spark give the same result for each expectation that a gate knows, met and not met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runbook's entries of a table that is out of shape: all fire, their commands are given, and all resolve."""
+"""The runbook's entries for table health: their alerts fire, and their commands resolve them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is staged is read by each engine, whatever its type: Spark, before and after compaction, PyIceberg, DuckDB."""
+"""Spark (before and after compaction), PyIceberg and DuckDB read staged values of every type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark reads rows that no change touches as at first, after a merge or Spark itself wrote them again."""
+"""Spark reads untouched rows with their first values, after a merge or Spark itself has rewritten them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's Python workers are forked from."""
+"""The process from which Spark's Python workers are forked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A REST catalog that answers late, wrongly or not at all: each batch lands once, and the log says what happens."""
+"""A REST catalog that answers late, wrongly or not at all: each batch lands once, and the log names the cause."""
 
 from __future__ import annotations
 

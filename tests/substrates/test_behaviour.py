@@ -1,4 +1,4 @@
-"""What a stream is promised holds in each catalog and storage that users have, with real servers."""
+"""What frazil guarantees for a stream holds in each supported catalog and storage, with real servers."""
 
 from __future__ import annotations
 

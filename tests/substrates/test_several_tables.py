@@ -1,4 +1,4 @@
-"""Five tables that are committed to in one step: no one ever sees some of them changed and others not."""
+"""Commits to five tables in one step: no reader ever sees only some of them changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of `deploy/` and the Dockerfile: they fit each other, and the package."""
+"""The files in `deploy/` and the Dockerfile are consistent with each other and with the package."""
 
 from __future__ import annotations
 

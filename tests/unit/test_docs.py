@@ -1,4 +1,4 @@
-"""The pages promise nothing that does not exist: links and anchors resolve, commands and their options exist."""
+"""Everything that the docs refer to exists: links, anchors, commands and options."""
 
 from __future__ import annotations
 

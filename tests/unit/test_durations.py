@@ -1,4 +1,4 @@
-"""CPU seconds of test functions are stored by file, and those of other files are kept."""
+"""CPU seconds of test functions are stored by file; other files' entries are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sinks get the events in order; a sink that fails harms nothing else."""
+"""Sinks get the events in order; a sink that fails does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package that is missing, or that has a version that frazil does not support, is one sentence at the start."""
+"""A missing package, or an unsupported version, is reported in one sentence at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of guarantees and limits promise nothing without a test, and name every test of a fault with real parts."""
+"""Each guarantee and limit in the docs has a test, and each test of a fault with real parts is listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutation testing changes what it says, wherever a function was imported to, and nothing else."""
+"""A mutant changes exactly one function, also of classes that are in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are replaced under a process that goes on."""
+"""Files that are replaced while a process runs."""
 
 from __future__ import annotations
 

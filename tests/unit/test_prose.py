@@ -1,4 +1,4 @@
-"""English that has to be read twice may only become less."""
+"""The number of sentences that must be read twice may only fall."""
 
 from __future__ import annotations
 

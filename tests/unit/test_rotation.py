@@ -1,4 +1,4 @@
-"""A test that rotates runs at every n-th commit, in each full run of its turn, and always if its file is named."""
+"""A rotating test runs in every n-th commit's full run, and always if its file is named."""
 
 from __future__ import annotations
 

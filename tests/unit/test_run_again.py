@@ -1,4 +1,4 @@
-"""A failed test is run once more, alone: it is named as flaky if it passes then, and fails the run all the same."""
+"""A failed test is run once more, alone. If it then passes, it is reported as flaky; the run fails anyway."""
 
 from __future__ import annotations
 

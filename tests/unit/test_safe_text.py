@@ -1,4 +1,4 @@
-"""What texts of people and producers become before they are shown."""
+"""How texts of users and producers are escaped before they are shown."""
 
 from __future__ import annotations
 

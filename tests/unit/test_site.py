@@ -1,4 +1,4 @@
-"""The documentation as a site has every page, and no page needs another host."""
+"""The documentation site has every page, and no page needs another host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshot that a day is aggregated from, by the signals of a real table."""
+"""The snapshot from which a day is aggregated, chosen by the signals of a real table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lineage backend receives of a day's run: the snapshot that was read, and what was written of the day."""
+"""The lineage events of a day's run: the snapshot that it read, and the rows that it wrote."""
 
 from __future__ import annotations
 

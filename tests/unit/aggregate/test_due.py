@@ -1,4 +1,4 @@
-"""The days that wait: complete by the newest signals, and not in the target at these."""
+"""Due days: complete by the newest signals, and not yet aggregated from these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a declared aggregation may say, and the error for anything else."""
+"""Declarations of an aggregation, and the error message for each mistake."""
 
 from __future__ import annotations
 

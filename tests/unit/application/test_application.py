@@ -1,4 +1,4 @@
-"""An application that streams share, with writers that read no Kafka: what happens to one happens to it alone."""
+"""A shared application whose writers read no Kafka: a failure of one stream does not affect the others."""
 
 from __future__ import annotations
 

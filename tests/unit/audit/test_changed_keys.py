@@ -1,4 +1,4 @@
-"""The audit names the keys that a merge would insert, update and delete, whatever became of the files before."""
+"""The audit names the keys that a merge would insert, update and delete, whichever files it may still read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit records that snapshots name and that are missing."""
+"""Missing commit records that snapshots refer to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit's comparison: a world that landed exactly once is clean, and every harm is found for what it is."""
+"""The audit's comparison: it accepts a table with each record once, and identifies each kind of damage."""
 
 from __future__ import annotations
 

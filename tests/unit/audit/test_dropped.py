@@ -1,4 +1,4 @@
-"""An audit finds what a transform drops, whatever the other records are."""
+"""An audit counts the records that a transform drops, whatever the other records are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a stream with a route: its records are in home, in its tables or in the dead letters, each once."""
+"""The audit of a routed stream: each record is in the default table, a routed table or the dead letters, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the audit asks Kafka: the logs that were cut below what was committed, beyond what is known and accepted."""
+"""The audit's requests to Kafka: logs truncated below the committed offsets, beyond known and accepted losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the audit of an upsert says about keys that a merge of all records would change."""
+"""The audit of an upsert reports keys that a merge of all records would change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it again."""
+"""A command's run ends if its backfill is abandoned, and never restarts it."""
 
 from __future__ import annotations
 

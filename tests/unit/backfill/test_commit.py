@@ -1,4 +1,4 @@
-"""A backfill's commits next to a live stream's: fenced, retried, never joined to a stream that was moved under it."""
+"""A backfill's commits next to a live stream's: fenced, retried, and refused if the stream was reset meanwhile."""
 
 from __future__ import annotations
 

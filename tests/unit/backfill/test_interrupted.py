@@ -1,4 +1,4 @@
-"""An open backfill is shown as interrupted if no process works on it, and in `frazil status` in any case."""
+"""An open backfill that no process works on is shown as interrupted; `frazil status` always shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of what a backfill reads: never what is held, nothing left out, never past the live stream's marker."""
+"""Laws of backfill plans: spans within Kafka's log and below the live marker, and bounded chunks."""
 
 from __future__ import annotations
 

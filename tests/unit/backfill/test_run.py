@@ -1,4 +1,4 @@
-"""What travels to a backfill's tasks, and what they say."""
+"""What a backfill sends to its tasks, and their results."""
 
 from __future__ import annotations
 

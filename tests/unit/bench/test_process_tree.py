@@ -1,4 +1,4 @@
-"""What a tree of processes is said to have used, however its processes end."""
+"""The resources that a process tree is reported to use, however its processes end."""
 
 from __future__ import annotations
 

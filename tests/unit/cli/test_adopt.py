@@ -1,4 +1,4 @@
-"""What `frazil adopt` asks of the catalog before it writes a stream's first marker."""
+"""What `frazil adopt` checks in the catalog before it writes a stream's first marker."""
 
 from __future__ import annotations
 

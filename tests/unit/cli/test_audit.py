@@ -1,4 +1,4 @@
-"""What `frazil audit` says, and how it exits, by what was found and what was not compared."""
+"""The output and exit code of `frazil audit`, for findings and for checks that were not possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a command is given, it answers with a sentence and its exit code, never with a traceback."""
+"""Commands answer invalid arguments with a sentence and their exit code, never with a traceback."""
 
 from __future__ import annotations
 

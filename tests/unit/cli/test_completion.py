@@ -1,4 +1,4 @@
-"""What a shell completes, and that completing loads nothing heavy."""
+"""Shell completions, which load no heavy modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil cost`: what each stream's commits cost, by the prices of a file, also after their snapshots have expired."""
+"""`frazil cost`: the cost of each stream's commits at the prices in a file, even after their snapshots have expired."""
 
 from __future__ import annotations
 

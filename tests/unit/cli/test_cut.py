@@ -1,4 +1,4 @@
-"""`frazil cut`: which snapshots belong together, as SQL, with tags, and what it says when history has expired."""
+"""`frazil cut`: consistent snapshots, as SQL, with tags, and the message when snapshots have expired."""
 
 from __future__ import annotations
 

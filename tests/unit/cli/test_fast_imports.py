@@ -1,4 +1,4 @@
-"""Commands answer at once: what takes seconds to import is not imported where no command needs it."""
+"""Commands start fast: slow modules are imported only by commands that need them."""
 
 from __future__ import annotations
 

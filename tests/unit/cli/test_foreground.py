@@ -1,4 +1,4 @@
-"""What a person at the terminal sees of a writer."""
+"""A writer's output in the terminal."""
 
 from __future__ import annotations
 

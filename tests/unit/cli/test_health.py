@@ -1,4 +1,4 @@
-"""`frazil health`: every table in a line, one in full, what is beyond a threshold in a sentence."""
+"""`frazil health`: a line for every table, one table in full, and a sentence for each exceeded threshold."""
 
 from __future__ import annotations
 

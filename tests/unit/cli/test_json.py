@@ -1,4 +1,4 @@
-"""`--json`: every command has it, and then standard output is for programs alone, whatever happens."""
+"""`--json`: every command has it, and then prints nothing else to standard output."""
 
 from __future__ import annotations
 

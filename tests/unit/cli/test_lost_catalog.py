@@ -1,4 +1,4 @@
-"""What every command says about a stream whose table the catalog has lost, and that it is well once that is back."""
+"""What every command reports about a stream whose table the catalog has lost, until the catalog is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command itself: its help is there at once."""
+"""The command itself: its help appears at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `frazil maintain --dry-run` says about a table, without a JVM."""
+"""What `frazil maintain --dry-run` reports about a table, without a JVM."""
 
 from __future__ import annotations
 

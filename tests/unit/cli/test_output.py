@@ -1,4 +1,4 @@
-"""How sentences are reported."""
+"""How messages are printed."""
 
 from __future__ import annotations
 

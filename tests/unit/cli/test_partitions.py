@@ -1,4 +1,4 @@
-"""`frazil partitions`: what is complete, what is waited for, and what a person may send again or release."""
+"""`frazil partitions`: complete windows, the causes of delay, and windows that can be sent again or released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions as people write them, and what `frazil reset` says that they cost."""
+"""Positions in the notation of the command line, and the losses and repeats that `frazil reset` reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that only reads a stream writes nothing, also where its dead-letter table was dropped."""
+"""A command that only reads a stream writes nothing, even if the dead-letter table was dropped."""
 
 from __future__ import annotations
 

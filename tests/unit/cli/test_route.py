@@ -1,4 +1,4 @@
-"""`frazil route`, and what other commands say, where a table of a route was dropped or stands beyond home."""
+"""`frazil route`, and other commands, if a routed table was dropped or is ahead of the default table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stream with a route cannot do yet, it refuses with what to do instead, and changes nothing."""
+"""Actions that a routed stream does not support are refused with an alternative, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil run`'s two processes, without Spark: a child that writes, and the one at the terminal that follows it."""
+"""`frazil run`'s two processes, without Spark: a child that writes, and its parent in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`frazil status`: what the run folder and the table say, even if half of it is out of reach."""
+"""`frazil status`: what the run folder and the table contain, even if one of them cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver in a pod, by answers in the shape of the Kubernetes API (v1); none of them was recorded."""
+"""A driver in a pod, with written (not recorded) responses of the Kubernetes API v1."""
 
 from __future__ import annotations
 

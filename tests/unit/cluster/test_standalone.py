@@ -1,4 +1,4 @@
-"""A driver on a standalone cluster. The answers are those of a master of Spark 4.1.3."""
+"""A driver on a standalone cluster, with responses of a Spark 4.1.3 master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What spark-submit gets. Spark on a YARN of Hadoop 3.4.2 took it."""
+"""The arguments of spark-submit, as Spark accepted them on YARN of Hadoop 3.4.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The marker's snapshot is an ancestor of the branch, or the stream stops: properties do not roll back."""
+"""The marker's snapshot must be an ancestor of the branch, because a rollback does not roll back properties."""
 
 from __future__ import annotations
 

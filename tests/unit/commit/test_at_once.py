@@ -1,4 +1,4 @@
-"""A batch's rows and its dead letters in one step: both appear or neither does, whatever fails meanwhile."""
+"""A batch's rows and its dead letters in one step: both appear or neither does, despite any fault meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests and manifest lists of a form that is known are those that PyIceberg writes."""
+"""Manifests and manifest lists in known formats are byte-identical to PyIceberg's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot of another branch than main: main does not see it, and neither does a writer that goes on."""
+"""Commits to a branch: main continues, sequence numbers are unique, and a lost race is not an outage."""
 
 from __future__ import annotations
 

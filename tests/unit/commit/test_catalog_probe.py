@@ -1,4 +1,4 @@
-"""A catalog that cannot hold a stream is found out on a table of the probe's own, which leaves nothing behind."""
+"""A catalog that cannot hold a stream is recognised by a probe table, which is then removed."""
 
 from __future__ import annotations
 

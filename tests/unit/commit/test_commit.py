@@ -1,4 +1,4 @@
-"""A batch lands with its marker in one snapshot, once, however the catalog answers."""
+"""A batch lands with its marker in one snapshot, once, whatever the catalog answers."""
 
 from __future__ import annotations
 

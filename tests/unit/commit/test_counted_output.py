@@ -1,4 +1,4 @@
-"""A manifest's length is counted while it is written, and is what its readers find."""
+"""A manifest's length, counted while it is written, equals the length of the file."""
 
 from __future__ import annotations
 

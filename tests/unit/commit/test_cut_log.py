@@ -1,4 +1,4 @@
-"""A log that was cut below the marker, as a writer's start finds it: refused, or gone on with where it was cut."""
+"""A writer starts on a log that was truncated below the marker: it refuses, or continues at the truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record that is read again, when another schema judges it: it is in one of the two tables, and in it once."""
+"""A record read again with another schema is in exactly one of the two tables, once."""
 
 from __future__ import annotations
 

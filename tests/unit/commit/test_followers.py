@@ -1,4 +1,4 @@
-"""Routed tables: home decides a batch, its tables follow, each row lands once, and one table's trouble is its own."""
+"""The default table decides a batch; routed tables follow. Each row lands once, and tables fail independently."""
 
 from __future__ import annotations
 

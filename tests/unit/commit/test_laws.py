@@ -1,4 +1,4 @@
-"""Properties of the commit room's values: each round-trips, and continuity never admits a record twice."""
+"""Laws of the commit room's values: each round-trips, and continuity never admits a record twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged files keep the spec and the schema that they were written with, whatever the table became meanwhile."""
+"""Staged files keep the spec and the schema they were written with, even if the table changes meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges copy manifest entries of kept files unchanged, unknown fields too."""
+"""Merges copy manifest entries of kept files unchanged, including unknown fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small manifests are merged as a table grows, and each file stays listed as its own commit listed it."""
+"""Small manifests are merged as a table grows, and each file keeps its entry."""
 
 from __future__ import annotations
 

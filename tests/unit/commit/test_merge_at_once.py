@@ -1,4 +1,4 @@
-"""A merge and its batch's dead letters in one step: both appear or neither does, whatever fails meanwhile."""
+"""A merge and its batch's dead letters in one step: both appear or neither does, despite any fault meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After any schedule of batches, kills, conflicts and lost answers the table is what the changes make."""
+"""After any schedule of batches, kills, conflicts and lost answers, the table has the result of all changes."""
 
 from __future__ import annotations
 

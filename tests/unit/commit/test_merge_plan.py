@@ -1,4 +1,4 @@
-"""A merge is planned from manifests alone: it reads those that may list the keys of the changes, and no others."""
+"""A merge is planned from manifests alone, and reads only those that may list a changed key."""
 
 from __future__ import annotations
 

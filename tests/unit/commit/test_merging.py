@@ -1,4 +1,4 @@
-"""A batch of changes is merged in the one commit that publishes it, once, however the catalog answers."""
+"""A batch of changes is merged in the commit that publishes it, once, whatever the catalog answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`commit.align: watermark`: a reader of main sees each window whole or not at all; no row is lost, or twice."""
+"""`commit.align: watermark`: a reader of main sees each window whole or not at all; no row is lost or repeated."""
 
 from __future__ import annotations
 

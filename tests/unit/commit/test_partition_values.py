@@ -1,4 +1,4 @@
-"""Partition values may be null, also of columns that are never null."""
+"""Partition values may be null, even of required columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a window: what its batches claim is found as the whole audit finds it, at the cost of the window."""
+"""The audit of a window finds the same commits as a whole audit, and reads only the window's."""
 
 from __future__ import annotations
 

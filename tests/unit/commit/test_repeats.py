@@ -1,4 +1,4 @@
-"""A stream with dedupe: each row once, whatever is killed, lost or committed in between, and files are left alone."""
+"""A stream with dedupe: each row lands once despite kills, lost answers and conflicts; old files stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new position costs: plans, without a table."""
+"""Plans the effects of a new position, without a table."""
 
 from __future__ import annotations
 

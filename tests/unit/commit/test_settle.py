@@ -1,4 +1,4 @@
-"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is orphaned."""
+"""A new epoch commits what an earlier epoch has journaled, discards the rest, and leaves no orphaned file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting fixes."""
+"""`RetryPolicy` with a catalog: bounded and jittered, and no retries of permanent errors."""
 
 from __future__ import annotations
 

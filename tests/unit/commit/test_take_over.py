@@ -1,4 +1,4 @@
-"""A take-over begins an epoch: with a snapshot, in both tables, and from then on it alone commits."""
+"""A take-over begins an epoch with a snapshot in both tables; from then on, only this epoch can commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of a table of format version 3 has one id, and keeps it. Tests derive the ids as the specification says."""
+"""Rows of format version 3 keep their row ids. Tests derive the ids as the specification defines them."""
 
 from __future__ import annotations
 

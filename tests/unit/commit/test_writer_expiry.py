@@ -1,4 +1,4 @@
-"""A writer's own commits expire old snapshots, but never one that is still needed."""
+"""A writer's own commits expire old snapshots, except those still needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer folds its small files while it runs: the same rows in fewer files, and every other commit wins."""
+"""A writer folds its small files while it runs: the same rows in fewer files. Every other commit wins."""
 
 from __future__ import annotations
 

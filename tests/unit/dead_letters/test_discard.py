@@ -1,4 +1,4 @@
-"""Letters are marked in one commit, whatever fails; all others, and their files, stay as they are."""
+"""Discarded dead letters are marked in one commit, despite faults; all others, and their files, stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letters that today's declaration accepts become rows, once, wherever a replay is killed; the others stay letters."""
+"""A replay turns dead letters that the current declaration accepts into rows, once, wherever it is killed."""
 
 from __future__ import annotations
 

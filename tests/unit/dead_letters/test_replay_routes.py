@@ -1,4 +1,4 @@
-"""Dead letters of a stream with a route go to the tables that their records route to, once, wherever a replay dies."""
+"""Replayed dead letters of a routed stream reach their tables once, wherever the replay is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed."""
+"""Replayed dead letters of an upsert stream are merged in log order, once, wherever the replay is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's decisions: what is due, how far behind it is, whether what landed is exact, whether it may start."""
+"""The demo's decisions: due records, its lag, whether the landed rows are exact, and whether it may start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's input is every flight of the source, told as include/streams/flights.yaml declares it."""
+"""The demo's input is every flight of the source, in the format that include/streams/flights.yaml declares."""
 
 from __future__ import annotations
 

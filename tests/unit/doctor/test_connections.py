@@ -1,4 +1,4 @@
-"""`frazil validate --connect` says what is wrong with catalog and storage; tests/e2e has it ask a broker."""
+"""`frazil validate --connect` reports problems of catalog and storage; tests/e2e has a broker."""
 
 from __future__ import annotations
 

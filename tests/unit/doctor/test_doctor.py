@@ -1,4 +1,4 @@
-"""`frazil doctor`: each check says what is so and how a fault is fixed, and none keeps the others from answering."""
+"""`frazil doctor`: each check reports its result and its fix, whatever the other checks do."""
 
 from __future__ import annotations
 

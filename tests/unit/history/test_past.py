@@ -1,4 +1,4 @@
-"""A past is bounded, loses no number while it is kept, and has each moment once."""
+"""Laws of a stream's history: a bounded size, no lost number, and no overlapping points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People read a history whatever is wrong with it; a supervisor adds what the writer does not know."""
+"""A damaged history can be read; a supervisor adds what the writer does not record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder turns a stream's events into its history, and outlives whatever the storage does."""
+"""The recorder turns a stream's events into its history, and survives storage failures."""
 
 from __future__ import annotations
 

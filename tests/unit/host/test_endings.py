@@ -1,4 +1,4 @@
-"""What is recorded of a writer that could not say why it ended."""
+"""The recorded exit of a writer that could not write why it ended."""
 
 from __future__ import annotations
 

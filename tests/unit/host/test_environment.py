@@ -1,4 +1,4 @@
-"""What a writer's environment holds, and what it does not."""
+"""The variables in a writer's environment, and those kept out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that processes of one host exchange: whole, and replaced whole."""
+"""Documents that processes of one host exchange: always whole, and replaced as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local launcher with real processes: every way to end one is seen for what it was."""
+"""The local launcher with real processes: each kind of exit is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starts a stream's writers, as the run folders of this host show."""
+"""What starts a stream's writers, according to the run folders of this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer's log as its supervisor passes it on."""
+"""The writer's log, as its supervisor forwards it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is proposed for Debezium's events: an upsert of their rows that takes them."""
+"""The declaration that `frazil infer` proposes for Debezium's events: an upsert that accepts their rows."""
 
 from __future__ import annotations
 

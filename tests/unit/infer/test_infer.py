@@ -1,4 +1,4 @@
-"""What is proposed for a topic: valid YAML that takes the records that it was proposed from."""
+"""The declaration proposed for a topic: valid YAML that accepts the sampled records."""
 
 from __future__ import annotations
 

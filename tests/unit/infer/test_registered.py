@@ -1,4 +1,4 @@
-"""What is proposed for a topic whose schemas are in a registry."""
+"""The declaration proposed for a topic whose schemas are in a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records' fields of a former name fill the renamed column."""
+"""A renamed column is filled from fields with its former name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Avro behind schema ids: which schema a record is read by, and what becomes of one that cannot be read."""
+"""Avro behind schema ids: the schema that reads a record, and the error if none can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a written Avro schema has beyond a table's, and how the table's next schema reads it."""
+"""Differences between a written Avro schema and the table's, and reading with the evolved schema."""
 
 from __future__ import annotations
 

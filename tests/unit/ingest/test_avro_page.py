@@ -1,4 +1,4 @@
-"""The page on how Avro becomes columns is true: each pair of its table is tried, and each value of values/avro.md."""
+"""The page on Avro's columns is correct: tests each pair of its table, and each value of values/avro.md."""
 
 from __future__ import annotations
 

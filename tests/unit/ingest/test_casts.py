@@ -1,4 +1,4 @@
-"""Lenient casts, values that mean null, and defaults: what each accepts, and that what was cast is counted."""
+"""Lenient casts, values that mean null, and defaults: the accepted values, and the count of casts."""
 
 # ruff: noqa: E501 - a table is read by its rows
 

@@ -1,4 +1,4 @@
-"""What an upsert stream stages: change files, where a delete needs its key alone and a row all that is required."""
+"""The change files of an upsert stream: a delete needs only its key, a row all required columns."""
 
 from __future__ import annotations
 

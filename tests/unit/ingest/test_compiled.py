@@ -1,4 +1,4 @@
-"""Compiled loops: their code is shared by processes, and a cache that fails costs time and nothing else."""
+"""Compiled loops: processes share their code, and a broken cache costs only time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept in journals stays readable, by this version and by the one before."""
+"""This version and the one before can read what journals contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON to Arrow: every message is either its own row or a rejection, whatever stands next to it."""
+"""JSON to Arrow: each message becomes its own row or a rejection, whatever its neighbours are."""
 
 from __future__ import annotations
 

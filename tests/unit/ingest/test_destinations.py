@@ -1,4 +1,4 @@
-"""Each row goes to the one table that its record's value names, and each record that has none says why."""
+"""Each row goes to the one table that its record selects, or its record is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encodings of a file's columns, and that what is written is read again."""
+"""The encodings of a file's columns, and that written files can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of captured events have beyond the table: as if the rows had come without their envelopes."""
+"""Schema drift of captured events: the same as if their rows had no envelope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on captured changes is true: each row of its types and of values/debezium.md is decoded."""
+"""The page on captured changes is correct: tests each of its types, and each value of values/debezium.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that are read from fields of other names and at other places: `from`."""
+"""`from`: columns that are read from fields with other names and at other paths."""
 
 # ruff: noqa: E501 - a table is read by its rows
 

@@ -1,4 +1,4 @@
-"""The rules of all formats side by side: what one refuses or takes, its twins do too, or the table says why not."""
+"""All formats have the same rules, except for the differences in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats as plain values, and framed JSON."""
+"""Formats without a schema registry, and framed JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that any record costs: the bounds of `docs/reference/limits.md`."""
+"""No record exceeds the decoding time in `docs/reference/limits.md`."""
 
 from __future__ import annotations
 

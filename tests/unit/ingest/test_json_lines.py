@@ -1,4 +1,4 @@
-"""Several objects of JSON in one record: all of them are rows, in their order, or the record is one dead letter."""
+"""Several JSON objects in one record: all become rows, in their order, or the record is one dead letter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on how JSON becomes columns is true: each row of it and of values/json.md is decoded as it stands there."""
+"""The page on JSON's columns is correct: tests each of its rows, and each value of values/json.md."""
 
 from __future__ import annotations
 

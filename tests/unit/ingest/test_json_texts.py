@@ -1,4 +1,4 @@
-"""Columns `as: json` keep any value as its text: from JSON, Avro, Protobuf and Debezium's events."""
+"""Columns with `as: json` keep any value as text: from JSON, Avro, Protobuf and Debezium's events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wider or optional columns that would hold a refused record: those, and only if they are enough."""
+"""The wider or optional columns that would accept a rejected record, if such columns suffice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The reader of Kafka's ranges, with a made librdkafka: messages lie in memory as `rd_kafka_message_t`.
+"""The reader of Kafka's ranges, with a fake librdkafka: messages lie in memory as `rd_kafka_message_t`.
 
-What real brokers do is in `tests/e2e/test_ingest_kafka.py`.
+`tests/e2e/test_ingest_kafka.py` has the tests with a real broker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A record for which a transform takes too much memory becomes a dead letter, and its neighbour lands."""
+"""A record for which a transform needs too much memory becomes a dead letter; its neighbour lands."""
 
 from __future__ import annotations
 

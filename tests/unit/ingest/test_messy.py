@@ -1,4 +1,4 @@
-"""The walk of the guide on fields that vary: a messy topic becomes a clean table, by the declaration on the page."""
+"""Runs the guide on fields that vary: the declaration on the page turns a messy topic into a clean table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of a Parquet file that can become a table's: those whose every value the table's type holds."""
+"""The Parquet types that a table's column can have: those whose values the table's type can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats string, bytes and csv: what becomes of a value, compared with Python's own reading of it."""
+"""The formats string, bytes and csv, compared with Python's own parsers."""
 
 from __future__ import annotations
 

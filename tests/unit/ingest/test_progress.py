@@ -1,4 +1,4 @@
-"""What a task says about its ranges: rows, dead letters, how far event time got, and which of it cannot be believed."""
+"""What a task reports about its ranges: rows, dead letters, and event times, without implausible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf behind schema ids and message indexes: which message a record is, and what becomes of what is none."""
+"""Protobuf behind schema ids and message indexes: a record's message type, and the error for invalid bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on how Protobuf becomes columns is true: each pair of its table is tried, and each of values/protobuf.md."""
+"""The page on Protobuf's columns is correct: tests each pair of its table, and each value of values/protobuf.md."""
 
 from __future__ import annotations
 

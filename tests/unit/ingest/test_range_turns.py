@@ -1,4 +1,4 @@
-"""Ranges of which several are of one topic-partition: which are read at once, and by how many tasks."""
+"""Several ranges of one topic-partition: which are read in parallel, and by how many tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rejected records are summed up the same however a batch is cut into tasks and chunks."""
+"""The summary of rejected records does not depend on tasks and chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A column of `rest` keeps what no column takes, in the record's order, as exact text."""
+"""A `rest` column keeps the fields that have no column, in the record's order, as exact text."""
 
 from __future__ import annotations
 

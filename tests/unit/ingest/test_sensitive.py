@@ -1,4 +1,4 @@
-"""No sensitive value is readable in what a stream stages, keeps and says, whatever its records hold."""
+"""No sensitive value is readable in staged files, journals or messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer of a row depends on its partition and its place alone."""
+"""The shuffle writer of a row depends only on the row's partition and position."""
 
 from __future__ import annotations
 

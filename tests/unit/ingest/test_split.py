@@ -1,4 +1,4 @@
-"""Rows by partition value and in sort order, against PyIceberg's own scalar transforms."""
+"""Rows split by partition value and sorted, compared with PyIceberg's scalar transforms."""
 
 from __future__ import annotations
 

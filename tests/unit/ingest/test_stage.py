@@ -1,4 +1,4 @@
-"""One odd value never ends a stream: whatever a record holds, it lands in one of the two tables, once."""
+"""No value ends a stream: each record lands in one of the two tables, once."""
 
 from __future__ import annotations
 

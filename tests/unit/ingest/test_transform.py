@@ -1,4 +1,4 @@
-"""Transforms: what a SELECT may say, what becomes of each record, and what a stage counts."""
+"""Transforms: the allowed SELECTs, each record's outcome, and the counts of a stage."""
 
 from __future__ import annotations
 

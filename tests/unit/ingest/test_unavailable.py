@@ -1,4 +1,4 @@
-"""What an update left as it was is kept, in each form that Debezium's placeholder has."""
+"""A value that an update left unchanged is kept, for each of Debezium's placeholders."""
 
 from __future__ import annotations
 

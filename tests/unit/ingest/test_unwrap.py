@@ -1,4 +1,4 @@
-"""Columns in an object within the record, and records that have no field of any column."""
+"""Columns from a nested object, and records without a field of any column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON becomes a variant that other implementations read: Spark's in Python, and DuckDB."""
+"""JSON becomes a variant that Spark's Python implementation and DuckDB can read."""
 
 from __future__ import annotations
 

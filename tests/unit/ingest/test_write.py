@@ -1,4 +1,4 @@
-"""Rows to files: read back from a real table as they were, found by filters, few, bounded, and named as promised."""
+"""Rows to files: unchanged when read from a real table, found by filters, few, bounded, with documented names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of Kafka that cannot be made, or a topic that does not exist, is answered with."""
+"""Errors for a Kafka client that cannot be created, and for a missing topic."""
 
 from __future__ import annotations
 

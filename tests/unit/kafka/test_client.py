@@ -1,4 +1,4 @@
-"""The refusals of a client that are final. And a client may be left to the garbage collector, in whatever thread."""
+"""Permanent errors of a client. Any thread may garbage-collect a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets are asked again while a partition's leader moves: librdkafka's own mock cluster moves it."""
+"""Offset requests are retried while a partition's leader moves in librdkafka's mock cluster."""
 
 from __future__ import annotations
 

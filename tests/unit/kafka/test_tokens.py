@@ -1,4 +1,4 @@
-"""Functions that make login tokens: which properties name one, what is signed for Amazon MSK, and what is refused."""
+"""Functions that create login tokens: the properties that select one, the signature for Amazon MSK, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of batch jobs are reported in pairs, and no one waits for a backend that is away."""
+"""Runs of batch jobs are reported in pairs, and never wait for an unavailable backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer is one run of a streaming job, whatever its backend does."""
+"""A writer is one run of a streaming job, even if its backend fails."""
 
 from __future__ import annotations
 

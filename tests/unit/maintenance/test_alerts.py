@@ -1,4 +1,4 @@
-"""Alerts: what they are of, when they begin, that they end, and that they do not flap."""
+"""Alerts: their subjects, when they fire, that they resolve, and that they do not flap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partitions that are rewritten: laws of the plan, on any table."""
+"""The partitions to rewrite: laws of the plan, on any table."""
 
 from __future__ import annotations
 

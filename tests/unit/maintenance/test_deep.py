@@ -1,4 +1,4 @@
-"""Files by partition: as PyIceberg's own inspection counts them, over several specs, and when each is over."""
+"""Files by partition, as PyIceberg's inspection counts them over several specs, and when a partition is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshots that go and those that stay, decided on metadata made by hand."""
+"""The snapshots that expire and those that stay, decided from fake metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a path is written, it is one place; and no two files of one bucket that differ in a name become one."""
+"""Paths: all spellings of a path are one location, and different paths are different locations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a stream is behind Kafka, where no writer of this host says it."""
+"""A stream's lag when no writer on this host reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lineage backend receives of maintenance: one run for each table that changed, and none for the others."""
+"""Lineage events of maintenance: one run for each changed table, and none for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orphan cleanup on real tables: what is orphaned goes in two runs, and nothing that is, or will be, needed goes."""
+"""Orphan cleanup on real tables: two runs delete every orphan, and no file that is or will be needed."""
 
 from __future__ import annotations
 

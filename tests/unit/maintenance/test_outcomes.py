@@ -1,4 +1,4 @@
-"""What maintenance did with a table is remembered next to it, for people to look at."""
+"""The outcome of maintenance is stored next to the table, for users to read."""
 
 from __future__ import annotations
 

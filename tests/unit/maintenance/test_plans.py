@@ -1,4 +1,4 @@
-"""What a plan takes from the table and its streams before anything is decided."""
+"""What a plan reads from the table and its streams before it decides."""
 
 from __future__ import annotations
 

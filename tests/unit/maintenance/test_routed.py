@@ -1,4 +1,4 @@
-"""Tables of routes are maintained like others: those that are declared, and those that the template has made."""
+"""Routed tables are maintained like others, whether declared or created from the template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule of an alert stands in one table, on one page, and in the runbook; its threshold can be declared."""
+"""Every alert rule is in one table, on one page and in the runbook; its threshold can be declared."""
 
 from __future__ import annotations
 

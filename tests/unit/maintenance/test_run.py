@@ -1,4 +1,4 @@
-"""How a run of Iceberg's actions ends: its report, and whether a person is needed."""
+"""The end of a run of Iceberg's actions: its report, and whether it needs attention."""
 
 from __future__ import annotations
 

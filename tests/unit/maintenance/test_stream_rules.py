@@ -1,4 +1,4 @@
-"""What of a stream's running is an alert, when it begins, and that it ends with its cause."""
+"""The alerts of a stream's operation: when they fire, and that they resolve with their cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What health says about a table that changes are merged into."""
+"""Health measurements of a table with merges."""
 
 from __future__ import annotations
 

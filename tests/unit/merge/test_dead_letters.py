@@ -1,4 +1,4 @@
-"""Dead letters that are merged after later records give the table that they would have given in their place."""
+"""Dead letters merged after later records give the same table as in log order."""
 
 from __future__ import annotations
 

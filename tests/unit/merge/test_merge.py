@@ -1,4 +1,4 @@
-"""A merge against a dictionary: whatever changes come, in whatever tasks, the table has the newest of each key."""
+"""A merge compared with a dictionary: for any changes in any tasks, the table has each key's newest version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that repeat others: the pure decisions, against the rule as a loop over all rows would apply it."""
+"""Repeated rows: the pure decisions, compared with a simple loop over all rows."""
 
 from __future__ import annotations
 

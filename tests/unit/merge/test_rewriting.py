@@ -1,4 +1,4 @@
-"""The files that a merge writes again."""
+"""The files that a merge rewrites."""
 
 from __future__ import annotations
 

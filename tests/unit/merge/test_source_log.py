@@ -1,4 +1,4 @@
-"""Captured changes in the order of their source's log: what was sent again is stale, a new log is not."""
+"""Captured changes in the order of their source's log: resent changes are stale, those of a new log are not."""
 
 from __future__ import annotations
 

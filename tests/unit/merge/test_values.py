@@ -1,4 +1,4 @@
-"""Values that no change touches are the same after a merge, whatever their type."""
+"""A merge keeps values that no change touches, whatever their type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backfill that is under way is shown, and is abandoned as it was when a user looked."""
+"""A running backfill is shown, and is abandoned only if it is still as the user saw it."""
 
 from __future__ import annotations
 

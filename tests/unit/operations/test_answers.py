@@ -1,4 +1,4 @@
-"""Answers within a deadline, from things that may hang, fail or be many."""
+"""Answers within a deadline from many services, which may hang or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page tells about dead letters after replays and discards."""
+"""What a page shows about dead letters after replays and discards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds the next window back, as a person can look for it."""
+"""What holds the next window back, in terms that an operator can look up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people get to read: enough to act on, whatever it is about, and never more than they can read."""
+"""Notifications: enough to act on, for any number of alerts, and never too long to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream offers what can be done with it, and what it does not offer is refused as the command line refuses it."""
+"""The actions that a stream offers; others are refused like on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How streams are shown: in one word, those that need attention first."""
+"""The overview: one word per stream, with streams that need attention first."""
 
 from __future__ import annotations
 

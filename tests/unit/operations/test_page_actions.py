@@ -1,4 +1,4 @@
-"""What an action would do is said before it is done, and what cannot be done is refused with what to do instead."""
+"""The page shows an action's effects before it is applied, and refuses an impossible action with an alternative."""
 
 from __future__ import annotations
 

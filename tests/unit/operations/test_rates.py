@@ -1,4 +1,4 @@
-"""Records a second over time."""
+"""Records per second over time."""
 
 from __future__ import annotations
 

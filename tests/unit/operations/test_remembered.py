@@ -1,4 +1,4 @@
-"""What the overview knew last is there for the API server that begins next."""
+"""The overview's last data is available to the next API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the history of a stream tells about a reset."""
+"""How a stream's history shows a reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows that are complete: laws of the decision, over streams that idle, appear, vanish and fall back."""
+"""Complete windows: laws of the decision, for partitions that idle, appear, vanish and fall back."""
 
 from __future__ import annotations
 

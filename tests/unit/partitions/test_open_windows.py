@@ -1,4 +1,4 @@
-"""The windows that wait: laws over all watermarks."""
+"""Open windows: laws over all watermarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far event time has certainly come."""
+"""The event time that the watermark guarantees."""
 
 from __future__ import annotations
 

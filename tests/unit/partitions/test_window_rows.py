@@ -1,4 +1,4 @@
-"""Rows of windows at the ends of the calendar are counted like any others."""
+"""Rows of windows at the ends of the calendar are counted like others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists and maps are read as files have them, however Arrow keeps them."""
+"""Lists and maps are read as the files contain them, in each of Arrow's encodings."""
 
 from __future__ import annotations
 

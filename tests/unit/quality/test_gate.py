@@ -1,4 +1,4 @@
-"""What asks for a gate loads none of what the gate needs, and reads nulls as nulls."""
+"""Gate requests import none of the gate's packages, and nulls are read as nulls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A suite that cannot be used is refused before anything is read, with its file and what is wrong in it."""
+"""An invalid suite is refused before any read, with its file and its mistake."""
 
 from __future__ import annotations
 

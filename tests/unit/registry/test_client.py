@@ -1,4 +1,4 @@
-"""The client of a schema registry, against a server that answers as told."""
+"""The client of a schema registry, against a fake server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent against a made cluster and a storage on disk: all but the driver itself."""
+"""An agent with a fake cluster and a local storage: everything except the driver itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent does next, by what it sees."""
+"""An agent's next step, decided from its observations."""
 
 from __future__ import annotations
 

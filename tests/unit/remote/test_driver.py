@@ -1,4 +1,4 @@
-"""What a driver in a cluster tells its agent, and what makes it end."""
+"""What a driver in a cluster reports to its agent, and what ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agent and driver write for each other, on a disk."""
+"""The files that agent and driver exchange, on a local disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is prepared before a submission, and what each kind of cluster gets."""
+"""The preparation of a submission, and the arguments for each kind of cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals on a real catalog: each window once a revision, with the rows that a reader of its snapshot counts."""
+"""Signals on a real catalog: one per revision of a window, with the row count of its snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows of a routed table are complete when the default table has passed them and the table has its rows."""
+"""A routed table's window is complete once the default table has passed it and the routed table has its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The windows of the tables that a route's template makes: each has its own signals, and all share one number."""
+"""Windows of tables that a route's template creates: each table has its own signals, with a shared sequence."""
 
 from __future__ import annotations
 

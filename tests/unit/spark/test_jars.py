@@ -1,4 +1,4 @@
-"""What the lock file and the command say about jars; `tests/spark` fetches some."""
+"""The lock file and the command for jars; `tests/spark` downloads some."""
 
 from __future__ import annotations
 

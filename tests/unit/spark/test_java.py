@@ -1,4 +1,4 @@
-"""If Java 17 is missing, one sentence says so and how to get it."""
+"""If Java 17 is missing, one sentence says so, and how to install it."""
 
 from __future__ import annotations
 

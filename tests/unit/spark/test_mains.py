@@ -1,4 +1,4 @@
-"""The mains that Spark starts, as far as they come without Spark."""
+"""The main programs that Spark starts, up to the point where they need Spark."""
 
 from __future__ import annotations
 

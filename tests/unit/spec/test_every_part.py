@@ -1,4 +1,4 @@
-"""Whatever stands in the place of a part of a declaration is answered with file, key and what belongs there."""
+"""An invalid part of a declaration gets an error with file, key and what is expected there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is read once, until it changes: however, and however soon."""
+"""A file is read once, until it changes in any way, however soon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be declared of a record's value, key and headers, and of units, and how a mistake is answered."""
+"""Declarations of a record's value, key, headers and units, and the error message for each mistake."""
 
 from __future__ import annotations
 

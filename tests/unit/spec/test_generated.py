@@ -1,4 +1,4 @@
-"""What is generated from the models is current, and says what the loader does."""
+"""Files generated from the models are current, and agree with the loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declared stream in PyIceberg's words."""
+"""A declared stream as PyIceberg's schema, partition spec and sort order."""
 
 from __future__ import annotations
 

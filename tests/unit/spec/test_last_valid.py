@@ -1,4 +1,4 @@
-"""What a folder declares while a file of it is broken, gone, or gone for a moment."""
+"""The streams of a folder while one of its files is invalid, removed, or briefly missing."""
 
 from __future__ import annotations
 

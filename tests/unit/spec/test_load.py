@@ -1,4 +1,4 @@
-"""Streams from YAML: what may be written, and what every mistake is answered with."""
+"""Streams from YAML: valid declarations, and the error message for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References to values that a file must not hold."""
+"""References to values that must not be in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a route may be, what every mistake is answered with, and that no two values share a table that is made."""
+"""Declarations of a route, the error message for each mistake, and distinct created tables for distinct values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be declared sensitive, and what every mistake is answered with."""
+"""Declarations of sensitive columns, and the error message for each mistake."""
 
 from __future__ import annotations
 

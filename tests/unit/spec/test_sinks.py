@@ -1,4 +1,4 @@
-"""A stream's sinks: which tables it writes to, and what commits do with its records."""
+"""A stream's sinks: the tables to write, and how commits apply its records."""
 
 from __future__ import annotations
 

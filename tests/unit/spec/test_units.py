@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Durations and sizes in the notation of declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole number of a declaration is one, within its bounds, and the loader and the JSON Schema agree on which."""
+"""Integers in a declaration: the loader and the JSON Schema accept the same ones, within the same bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The word in which a writer's task shows the writer's state, whatever was observed of it."""
+"""The word that shows a writer's state on its task, for any observation."""
 
 from __future__ import annotations
 

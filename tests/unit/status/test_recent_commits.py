@@ -1,4 +1,4 @@
-"""Rates and what was rejected, from the commits of a stream."""
+"""Rates and rejected records, from a stream's commits."""
 
 from __future__ import annotations
 

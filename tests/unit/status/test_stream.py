@@ -1,4 +1,4 @@
-"""The status of a stream where something is out of reach."""
+"""The status of a stream if a service is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task in Airflow, the page, `frazil status` and the alerts agree about a stream, whatever its history is."""
+"""The Airflow task, the page, `frazil status` and the alerts agree about a stream with any history."""
 
 from __future__ import annotations
 

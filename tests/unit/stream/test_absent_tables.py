@@ -1,4 +1,4 @@
-"""A table of a route that cannot be made or loaded: its rows wait in files, and reach it once, whatever dies."""
+"""A routed table cannot be created or loaded: its rows wait in files and reach it once, despite kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tasks answered becomes one range a partition, or no batch at all."""
+"""The results of several tasks become one range per partition, or no batch at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of an epoch: which batches it runs, and what it does not wait for."""
+"""The loop of an epoch: the batches that it runs, and what it does not wait for."""
 
 from __future__ import annotations
 

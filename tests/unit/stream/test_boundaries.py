@@ -1,4 +1,4 @@
-"""The offsets at which transactions of a captured database are whole, whatever its connector sends again."""
+"""The offsets between whole transactions of a captured database, even if its connector resends events."""
 
 from __future__ import annotations
 

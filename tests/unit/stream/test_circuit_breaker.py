@@ -1,4 +1,4 @@
-"""Whether a batch is committed depends on its new dead letters, its rows, and what the stream declares, alone."""
+"""A batch is committed depending only on its new dead letters, its rows and the declaration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each batch takes what its process cost since the batch before, and nothing is taken twice."""
+"""Each batch has the cost of its process since the previous batch; no cost is counted twice."""
 
 from __future__ import annotations
 

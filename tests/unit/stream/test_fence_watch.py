@@ -1,4 +1,4 @@
-"""A writer that commits nothing looks at its table's marker now and then, and ends when it was replaced."""
+"""A writer without commits checks its table's marker periodically, and ends if another writer has fenced it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writers of one process share: turns in order, and one thread's heartbeats."""
+"""What writers of one process share: slots in order, and one heartbeat thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch whose cluster is gone says so in the log."""
+"""A warning in the log when a batch has no executors."""
 
 from __future__ import annotations
 

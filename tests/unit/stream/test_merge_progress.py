@@ -1,4 +1,4 @@
-"""What the tasks of a merge tell about their progress, and what the heartbeat and the supervisor make of it."""
+"""The progress of a merge: as its tasks report it, and as the heartbeat and the supervisor use it."""
 
 from __future__ import annotations
 

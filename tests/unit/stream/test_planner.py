@@ -1,4 +1,4 @@
-"""The planner over time: what it plans as ends move, partitions appear and fall silent, and Kafka goes away."""
+"""The planner's plans over time: ends advance, partitions appear and fall silent, and Kafka is unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A preview shows what would become of each record."""
+"""A preview shows the outcome of each record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks decode each record with the columns of its table, and say table by table what its records have beyond them."""
+"""Tasks decode each record with its table's columns, and report schema drift for each table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that a route has, and those that it makes: by the catalog, and never another owner's."""
+"""A route's tables, named or created on demand: through the catalog, and never the table of another owner."""
 
 from __future__ import annotations
 

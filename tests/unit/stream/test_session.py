@@ -1,4 +1,4 @@
-"""What a writer tells Spark: on this host, and on a cluster."""
+"""The Spark settings of a writer, on this host and on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tasks before and after a shuffle answer becomes one answer per task, or no batch."""
+"""The results before and after a shuffle become one result per task, or no batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to a batch's tasks: enough to read and write, and no secret that can be looked up there."""
+"""What a driver sends to a batch's tasks: enough to read and write, but no secret they can look up."""
 
 from __future__ import annotations
 

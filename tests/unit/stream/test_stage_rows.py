@@ -1,4 +1,4 @@
-"""What a driver ships to Python processes that may run another version of frazil by then."""
+"""What a driver sends to Python processes that may run another version of frazil."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a healthy writer is said to get nowhere, with the partition that holds it back: what people expect, and laws."""
+"""When a healthy writer counts as stalled, with the partition that causes it: examples and laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark says about a task that it gave up, as an error of ours."""
+"""Spark's messages about a failed task, converted to frazil's errors."""
 
 from __future__ import annotations
 

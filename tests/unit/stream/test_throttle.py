@@ -1,4 +1,4 @@
-"""When commits are stretched: while what maintenance leaves is large and grows, in bounds, and without flapping."""
+"""When commit intervals are extended: while unmaintained metadata is large and grows, in bounds, without flapping."""
 
 from __future__ import annotations
 

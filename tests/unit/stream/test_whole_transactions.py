@@ -1,4 +1,4 @@
-"""Batches of captured changes end where transactions of the source do."""
+"""Batches of captured changes end at the source's transaction boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epoch of the writer: what begins its loop again, and what it leaves to the supervisor."""
+"""An epoch of the writer: what restarts its loop, and what it leaves to the supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every decision: a table of what people expect, and the laws that hold whatever is observed."""
+"""Every decision: a table of examples, and laws that hold for any observation."""
 
 # ruff: noqa: E501 - a table is read by its rows
 from __future__ import annotations

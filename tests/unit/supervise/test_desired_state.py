@@ -1,4 +1,4 @@
-"""Desired state next to a real table, as the command line writes it."""
+"""Desired state stored next to a real table, as the command line writes it."""
 
 from __future__ import annotations
 

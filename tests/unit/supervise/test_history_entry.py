@@ -1,4 +1,4 @@
-"""The decisions that a stream's history records, and their words."""
+"""The supervisor's decisions in a stream's history, and their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is observed of a writer."""
+"""A supervisor's observations of a writer."""
 
 from __future__ import annotations
 

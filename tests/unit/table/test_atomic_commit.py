@@ -1,4 +1,4 @@
-"""The catalogs that commit to several tables at once, and the request of a REST catalog."""
+"""The catalogs that commit to several tables atomically, and the request to a REST catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of what was used last."""
+"""A cache that keeps the most recently used entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows a snapshot has, by its summary."""
+"""A snapshot's number of rows, from its summary."""
 
 from __future__ import annotations
 

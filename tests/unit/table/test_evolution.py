@@ -1,4 +1,4 @@
-"""What others did to a table's columns, told from its schemas: renamed, dropped, given away, widened."""
+"""Column changes by other users, derived from a table's schemas: renamed, dropped, replaced, widened."""
 
 from __future__ import annotations
 

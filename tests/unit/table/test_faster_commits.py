@@ -1,4 +1,4 @@
-"""Metadata that is neither parsed nor copied twice is the metadata that the catalog has."""
+"""Metadata that is neither parsed nor copied twice equals the catalog's metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table takes of the changes that records ask for."""
+"""The column changes that a table accepts of those that records suggest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A catalog that was lost or exchanged: no table is made where another one is, and what to do is said."""
+"""A lost or replaced catalog: no table is created over an existing one, and the error names the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times in a table's metadata never go back, whatever clock was ahead: else no JVM engine reads the table."""
+"""Times in table metadata never decrease, even if a clock was ahead: otherwise no JVM engine can read the table."""
 
 from __future__ import annotations
 

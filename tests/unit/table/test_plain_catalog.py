@@ -1,4 +1,4 @@
-"""The SQL catalog of fast tests behaves like PyIceberg's own, and reads what that writes."""
+"""The SQL catalog of fast tests behaves like PyIceberg's own, and reads its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pasted into an engine opens the same catalog, and holds no secret."""
+"""The snippets for query engines open the same catalog, and contain no secret."""
 
 from __future__ import annotations
 

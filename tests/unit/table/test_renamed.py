@@ -1,4 +1,4 @@
-"""What people may do to columns' names, and what declarations by the old names then mean."""
+"""Columns that users rename, and declarations that still have the old names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers at the uri of a REST catalog, and what a person or a supervisor makes of it."""
+"""Responses at the uri of a REST catalog, and how users and supervisors see them."""
 
 from __future__ import annotations
 

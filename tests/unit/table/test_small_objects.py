@@ -1,4 +1,4 @@
-"""S3 file systems of a catalog's tables write small objects in one request, and are otherwise as configured."""
+"""The S3 file systems of tables write small objects in one request, and otherwise keep their configuration."""
 
 from __future__ import annotations
 

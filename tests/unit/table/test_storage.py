@@ -1,4 +1,4 @@
-"""What frazil asks of storage, of a local folder and of an object store alike."""
+"""The storage operations that frazil needs, on a local folder and on an object store."""
 
 from __future__ import annotations
 

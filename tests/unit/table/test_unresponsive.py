@@ -1,4 +1,4 @@
-"""Services that did not answer are remembered, and not asked again."""
+"""Services that did not answer are remembered, and not called again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics reach Prometheus and a collector, and nothing that fails there ends a writer."""
+"""Metrics reach Prometheus and a collector, and no failure there ends a writer."""
 
 from __future__ import annotations
 
