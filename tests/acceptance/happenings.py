@@ -87,7 +87,7 @@ def take_over(world: World, situation: Situation) -> None:
 
 
 def zombie(world: World, situation: Situation) -> None:
-    """Stop a writer's process, replace the writer, and continue the process: it ends, and its successor goes on."""
+    """Stop a writer's process, replace the writer, then continue the process: it ends, and its successor continues."""
     if situation.red is not None:
         stop(world, situation)
     elif first := writer(world, situation):

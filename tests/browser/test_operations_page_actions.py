@@ -36,7 +36,7 @@ def steps(shown: str) -> str:
 
 
 def reported(guide: str, *words: str) -> None:
-    """What is pressed, or read, is in the guide by the same name."""
+    """The guide has each pressed or read text under the same name."""
     missing = [word for word in words if f"*{word}*" not in guide]
     assert missing == []
 
@@ -49,7 +49,7 @@ def begin(page: Page, name: str) -> None:
 
 
 def requested(page: Page, button: str) -> Locator:
-    """The dialog of an action, once it says what will happen."""
+    """Return an action's dialog once it shows the effects."""
     page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("listitem").first).to_be_visible()
@@ -57,7 +57,7 @@ def requested(page: Page, button: str) -> Locator:
 
 
 def take(page: Page, button: str, form: Mapping[str, Any]) -> str:
-    """Fill in the dialog of an action, confirm it, and close it; what the page then says."""
+    """Fill in an action's dialog, confirm it, and close it. Return the page's message."""
     dialog = requested(page, button)
     for label, value in form.items():
         field = dialog.get_by_label(label)

@@ -116,7 +116,7 @@ def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_fixed(parse: P
 
 
 def _shape(dag: dict[str, Any]) -> dict[str, Any]:
-    """What Airflow's roll-ups and runs hang on."""
+    """The structure on which Airflow's roll-ups and runs depend."""
     return {key: dag[key] for key in ("tasks", "timetable", "schedule", "params", "outlets", "max_active_runs")}
 
 

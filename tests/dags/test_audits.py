@@ -34,7 +34,7 @@ TEN = datetime(2033, 5, 18, 10, tzinfo=UTC)
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
-    """One batch in the hour from 10 to 11, and one in the next."""
+    """A stream with one batch in the hour from 10 to 11, and one in the next."""
     (tmp_path / "streams").mkdir()
     for name in ("made", "waiting"):
         (tmp_path / "streams" / f"{name}.yaml").write_text(STREAM.format(name=name))

@@ -144,7 +144,7 @@ def test_a_writer_launched_for_a_task_is_its_lineage_child_unless_a_user_set_ano
 def test_repeated_deferrals_of_a_task_send_no_lineage_events_and_its_writer_sends_one_pair(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each retry, and each triggerer that takes the task over, finds the writer that runs."""
+    """Each retry, and each triggerer that takes over the task, finds the running writer."""
     operator = importlib.import_module("frazil.airflow.writers.operator").WriterOperator
     task = operator(task_id="write", stream="s", streams=tmp_path)
     (tmp_path / "s.yaml").write_text(STREAM)

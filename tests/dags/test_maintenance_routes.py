@@ -44,7 +44,7 @@ EAGER = "{alerts: {hold: 1ms, snapshots: 3}, expiry: {keep: 1ms, at-least: 1}, o
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeRoute:  # noqa: ARG001
-    """`shop.raw_b` has most snapshots; `shop.raw_c` was only made; `shop.raw_x` is another owner's."""
+    """`shop.raw_b` has most snapshots; `shop.raw_c` was only created; `shop.raw_x` has another owner."""
     (tmp_path / "shop.yaml").write_text(STREAM.format(maintenance=EAGER))
     stream = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000 - 60_000)
     stream.begin_route("a", "b", "c")

@@ -46,7 +46,7 @@ def run(hour: int, *, by_hand: bool = False, dry_run: bool = False, chosen: tupl
 
 @pytest.fixture
 def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
-    """`made` has five batches and needs expiry; `well` has one, and needs nothing but a first orphan clean-up."""
+    """`made` has five batches and needs expiry; `well` has one, and needs only a first orphan clean-up."""
     for name, settings, batches in (("made", EAGER, 5), ("well", "{orphans: off, every: 1d}", 1)):
         declare(tmp_path, settings, name=name)
         stream = MadeStream(load_stream(tmp_path / f"{name}.yaml"), time.time_ns() // 1_000_000, partitions=1)

@@ -29,7 +29,7 @@ SENT: list[tuple[str, dict[str, Any]]] = []
 
 
 class StandIn(BaseNotifier):
-    """A notifier of a provider that is not installed here: it takes the same arguments, and fills in the same."""
+    """A notifier of a provider that is not installed here, with the same arguments and templates."""
 
     needs: frozenset[str]
     takes: frozenset[str]
@@ -68,7 +68,7 @@ class PagerdutyNotifier(StandIn):
 
 
 class Smtp:
-    """What the installed provider's notifier speaks to."""
+    """The SMTP connection of the installed provider's notifier."""
 
     from_email = subject_template = html_content_template = None
 
@@ -115,7 +115,7 @@ def alert(stream: str = "rides") -> dict[str, Any]:
 
 
 def context(task_id: str, **measured: Any) -> dict[str, Any]:
-    """What Airflow calls a callback of `frazil_health` with."""
+    """The context that Airflow passes to a callback of `frazil_health`."""
     found = {"fired": [], "resolved": [], "active": [], **measured}
     ti = SimpleNamespace(
         dag_id="frazil_health",
@@ -129,7 +129,7 @@ def context(task_id: str, **measured: Any) -> dict[str, Any]:
 
 
 def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
-    """What a notifier sent, given to both ends of an alert."""
+    """Return what a notifier sent when an alert fired and when it resolved."""
     SENT.clear()
     with_message(notifier, health._fired_message)(context("alerts", **measured))
     with_message(notifier, partial(health._message, kind="resolved"))(context("resolved", **measured))

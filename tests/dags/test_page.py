@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kept(home: Path) -> Path:
-    """What the overview showed last."""
+    """The overview's last saved state."""
     return home / "frazil" / "page" / "overview.json"
 
 

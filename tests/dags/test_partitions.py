@@ -83,7 +83,7 @@ class World:
         return self.airflow.run(dag_id, conf=conf or None)
 
     def put(self, **what: Any) -> None:
-        """What others put into Airflow: `events`, `store`, or a run that is `queued` for the events so far."""
+        """Store other users' entries in Airflow: `events`, `store`, or a run that is `queued` for the events so far."""
         self.airflow.put("demo.made", **what)
 
 

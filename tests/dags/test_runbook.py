@@ -53,7 +53,7 @@ EVERY = timedelta(minutes=5)
 
 
 class Shift:
-    """A stream, those who watch it, and a person who reads the runbook."""
+    """A stream, its monitoring, and an operator who follows the runbook."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.store, self.landed = folder, Store(), 0
@@ -91,7 +91,7 @@ class Shift:
         self.now += by
 
     def red(self) -> set[str]:
-        """The rules of the alerts that stand, as `frazil_health` finds them now."""
+        """Return the rules of the active alerts, as `frazil_health` finds them now."""
         failed = {"frazil_audits": self.failed_runs}
         found = measure_all(
             self.file.parent,
@@ -120,7 +120,7 @@ class Shift:
         return give(rule, "Fix")
 
     def be_sure(self, rule: str) -> str:
-        """Give those of its *Verify*; none fails."""
+        """Run the commands under *Verify*; all must succeed."""
         return give(rule, "Verify", fails=False)
 
     def ended(
@@ -136,7 +136,7 @@ class Shift:
 
 
 def give(rule: str, name: str, but: str = " ", *, fails: bool = True) -> str:
-    """What the commands of a part of an entry say."""
+    """Run the commands of a part of an entry. Return their output."""
     given = [words for words in commands(rule, name) if but not in words]
     assert given, f"the entry {rule} has no command to {name.lower()}"
     return "\n".join(said(words, fails=fails) for words in given)
@@ -306,7 +306,7 @@ def test_a_held_window_is_released(shift: Shift) -> None:
 
 
 def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
-    """What the table's partition DAG does; the gate passes all windows but one."""
+    """Do what the table's partition DAG does; the gate passes all windows but one."""
     catalog, spec = load_catalog(None), load_stream(shift.file)
     seen = assess_table(catalog, [spec])
     assert seen is not None

@@ -92,7 +92,7 @@ class Flow:
         return PartitionTrigger(table="demo.made", partition=partition, streams=str(self.folder), poll_seconds=0.01)
 
     def answer(self, partition: str) -> dict[str, Any]:
-        """What the trigger fires."""
+        """Return the event that the trigger fires."""
         trigger = self.trigger(partition)
 
         async def first() -> Any:

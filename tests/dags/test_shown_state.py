@@ -14,7 +14,7 @@ TASK = SimpleNamespace(dag_id="frazil_writer_s", run_id="run", task_id="write")
 
 
 class Board:
-    """A `ShownState`, the time, and an Airflow that takes, refuses, or hangs."""
+    """A `ShownState`, a clock, and an Airflow that accepts, refuses or hangs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.module = importlib.import_module("frazil.airflow.shown_state")

@@ -100,7 +100,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) ->
 
 @pytest.fixture(scope="module")
 def links(airflow: AirflowProcess) -> Links:
-    """What Airflow's API says about the buttons of a task that no one has started."""
+    """Return the buttons that Airflow's API shows for a task that has not started."""
     runs: dict[str, str] = {}
 
     def begun(dag_id: str, conf: dict[str, str] | None) -> str:

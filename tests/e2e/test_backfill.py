@@ -43,7 +43,7 @@ CHUNK = 500
 
 
 class Killed(BaseException):
-    """What nothing in the package catches: as a SIGKILL, nothing of ours runs after it."""
+    """An exception that the package never catches: as after SIGKILL, none of its code runs."""
 
 
 @pytest.fixture

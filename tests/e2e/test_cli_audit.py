@@ -139,6 +139,6 @@ def _total(found: dict[str, Any], number: str) -> int:
 
 
 def _findings(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, int]]:
-    """All findings but the notes on foreign commits, which did the harm."""
+    """Return all findings except notes on foreign commits, which caused the damage."""
     found = json.loads(done.stdout)["findings"]
     return {(f["kind"], f["where"], f["count"]) for f in found if f["kind"] != "changed"}

@@ -24,7 +24,7 @@ def field(shown: str, name: str) -> str:
 
 @pytest.fixture
 def rejected(stream: Any, events: Any, in_this_process: None) -> Any:  # noqa: ARG001
-    """A stream with rows, three dead letters of one reason that now decode, and two of another."""
+    """A stream with rows, three dead letters with one reason that now decode, and two with another."""
     stream.declare()
     stream.produce([*events(range(5)), *(b'{"at": "2024-01-01T00:00:00Z"}',) * 3, b"no JSON", b"no JSON"])
     stream.catch_up()
@@ -49,7 +49,7 @@ def test_rejected_records_that_an_operator_accepted_are_counted_by_reason_and_as
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch, frazil: Any) -> Callable[..., None]:
-    """Press Ctrl-C after a replay has staged its rows. Its process then seems to have ended."""
+    """Press Ctrl-C after a replay has staged its rows, and report its process as ended."""
 
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

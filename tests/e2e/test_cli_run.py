@@ -22,7 +22,7 @@ Status = Callable[[], dict[str, Any]]
 
 @pytest.fixture
 def status(stream: Any, frazil: Any) -> Status:
-    """What `frazil status --json` says about the stream."""
+    """Return the output of `frazil status --json` for the stream."""
 
     def ask() -> dict[str, Any]:
         done = frazil("status", stream.name, "--json")
@@ -83,7 +83,7 @@ def test_a_foreground_writer_excludes_others_until_ctrl_c_lets_its_batch_commit(
 
 
 def check_what_is_shown(stream: Any, lines: list[str]) -> None:
-    """No log of any engine: where it goes, a line a batch, what the person asked for, and what became of it."""
+    """Check the output: no engine's log, but its path, one line per batch, the user's request and its result."""
     log = run_folder(stream.name) / "writer.log"
     first, *batches, last = [line for line in lines if not line.startswith("The current batch commits")]
     assert len(batches) == len(lines) - 3

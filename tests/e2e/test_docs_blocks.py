@@ -104,7 +104,7 @@ def test_commands_in_the_docs_print_the_output_shown_on_their_page(
 
 
 def given(block: Block) -> list[tuple[str, str | None]]:
-    """Each command, and what the page says that it prints, if it does."""
+    """Return each command, and its output as the page shows it, if any."""
     if block.kind == "console":
         return list(block.answers())
     return [(line, None) for line in block.program.splitlines()]

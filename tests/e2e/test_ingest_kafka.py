@@ -180,7 +180,7 @@ def test_aborted_transactions_and_their_markers_are_gaps(
 def test_a_range_that_ends_in_an_offset_gap_completes(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:
-    """Offsets 3 to 7 were aborted: no record says that 5 was passed, only a later one or the partition's end."""
+    """Offsets 3 to 7 were aborted: only a later record or the partition's end shows that 5 was passed."""
     name = topic()
     in_transactions(kafka, name, (map(event, range(2)), True), (map(event, range(2, 6)), False))
     result = run(context, OffsetRange(name, 0, 0, 5))
@@ -433,7 +433,7 @@ def test_a_batch_too_large_to_decompress_ends_the_reader_with_an_error_that_name
 def test_a_damaged_batch_is_neither_read_nor_taken_for_a_gap(
     kafka: EmbeddedKafka, topic: TopicFactory, codec: str
 ) -> None:
-    """See confluentinc/librdkafka#1056: unless told to check them, the client returns the records of such a batch."""
+    """See confluentinc/librdkafka#1056: without `check.crcs`, the client returns the records of such a batch."""
     name = topic()
     for first in (0, 10, 20):
         produce(kafka, name, map(event, range(first, first + 10)), **{"compression.type": codec})

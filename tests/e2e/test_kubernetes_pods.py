@@ -42,7 +42,7 @@ context.stop()
 
 
 class Api:
-    """Accepts what it is asked to make, and keeps it; starts nothing."""
+    """Accepts and stores each requested object; starts nothing."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}

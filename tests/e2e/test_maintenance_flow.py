@@ -82,7 +82,7 @@ def airflow(tmp_path: Path, frazil_home: Path) -> Iterator[EmbeddedAirflow]:
 
 
 def land(folder: Path, *, batches: int) -> MadeStream:
-    """Ten rows a batch; the watermark goes on to the next day with the last, so that the first day is complete."""
+    """Land ten rows per batch. The last batch moves the watermark to the next day, which completes the first day."""
     now_ms = time.time_ns() // 1_000_000
     stream = MadeStream(load_stream(folder / "trips.yaml"), now_ms, partitions=1)
     for batch in range(batches):

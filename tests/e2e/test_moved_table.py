@@ -21,7 +21,7 @@ Frazil = Callable[..., Any]
 
 
 def ended(stream: Any, events: Any, eventually: Frazil, harm: Callable[[Any], None]) -> BaseException | None:
-    """What ends a writer at its first batch after its table was harmed."""
+    """Return the error that ends a writer at its first batch after its table was damaged."""
     stream.produce(events(range(10)))
     with stream.writing() as writing:
         eventually(lambda: stream.has_rows(10))

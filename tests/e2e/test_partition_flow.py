@@ -202,7 +202,7 @@ def state(client: Any, run_id: str, task_id: str) -> str:
 
 
 def check_page(airflow: EmbeddedAirflow, page: str) -> None:
-    """A signed-in user sees the gate's page, and nothing next to it; no one else sees anything."""
+    """A signed-in user sees the gate's page and no other file; other users see nothing."""
     url = f"{airflow.url}/frazil/data-docs"
     signed = {"Authorization": f"Bearer {airflow.client('viewer').token()}"}
     assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
@@ -213,7 +213,7 @@ def check_page(airflow: EmbeddedAirflow, page: str) -> None:
 
 
 def reported(client: Any, asset: str) -> list[tuple[str, dict[str, Any]]]:
-    """The asset's events: their keys, and what their extra says about the key."""
+    """Return the asset's events: their keys and extras."""
     assets = asset_ids(client)
     if asset not in assets:
         return []

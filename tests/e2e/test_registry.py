@@ -213,7 +213,7 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
 
 
 def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
-    """What `frazil infer` proposes, which becomes the stream's declaration."""
+    """The declaration that `frazil infer` proposes, which the stream then uses."""
     requested = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
     requested += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
     done = CliRunner().invoke(frazil_command, requested, catch_exceptions=False)

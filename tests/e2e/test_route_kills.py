@@ -33,7 +33,7 @@ def ids(identifier: str) -> list[int]:
 
 
 class Writers:
-    """The stream's writer as a process, of which many are killed."""
+    """The stream's writer as a process. Many of these are killed."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.kills = stream, 0
@@ -59,7 +59,7 @@ def writers(stream: Any) -> Iterator[Writers]:
 
 
 class Cuts:
-    """What one statement shows of all tables of the stream: how many rows, and how many home's position counts."""
+    """Reads all tables in one statement: their rows in total, and the rows that the marker counts."""
 
     def __init__(self) -> None:
         catalog = load_catalog(None)

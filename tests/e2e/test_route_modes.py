@@ -47,7 +47,7 @@ def rows(identifier: str) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def declare(stream: Any) -> Any:
-    """The columns are those of `stream`, of which `note` is never null: it is of the key."""
+    """Declare the columns of `stream`; `note` is required, because it is in the key."""
 
     def declared(more: str) -> None:
         stream.declare(more)

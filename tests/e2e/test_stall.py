@@ -25,7 +25,7 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     seen: list[Stall] = []
 
     def reported(*, partitions: int) -> Stall | None:
-        """The stall in the heartbeat, while records go on coming to that many of the four partitions."""
+        """Return the stall in the heartbeat, while new records arrive in this many of the four partitions."""
         stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
         heartbeat = Heartbeat.read(run_folder(stream.name))
         if heartbeat is None or heartbeat.stall is None:

@@ -70,7 +70,7 @@ def source(stream: Any) -> Source:
 
 
 def counts(stream: Any) -> dict[str, int]:
-    """What the batches say they did, added up."""
+    """Return the summed counts that the batches report."""
     names = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
     reported = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
     return {name: sum(int(one.get(f"frazil.{name}") or 0) for one in reported) for name in names}

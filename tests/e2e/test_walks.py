@@ -52,7 +52,7 @@ class Shell:
         )
 
     def type(self, what: str, program: str) -> str:
-        """What the program prints on its standard output."""
+        """Type into the shell. Return the standard output."""
         for shown, port in self._ports.items():
             program = program.replace(shown, port)
         assert self._bash.stdin
@@ -68,7 +68,7 @@ class Shell:
         raise AssertionError(f"{what} failed:\n{''.join(printed)}\n{self._complaints.read()[-3000:]}")
 
     def leave(self) -> None:
-        """End the shell, and whatever it left in the background."""
+        """End the shell and its background processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._bash.pid, signal.SIGKILL)
         with self._complaints:

@@ -260,7 +260,7 @@ def test_a_schema_that_does_not_fit_the_table_is_refused(stream: Any):
 
 
 def test_a_column_renamed_by_another_program_loses_no_value(stream: Any, events: Events, eventually: Any):
-    """The writer that runs ends, no start goes on without the column, and all is well once it has its name again."""
+    """The running writer ends, and no start succeeds until the column has its name again."""
 
     def rename(old: str, new: str) -> None:
         with stream.table().update_schema() as update:

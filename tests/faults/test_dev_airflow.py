@@ -51,7 +51,7 @@ def finished(client: AirflowApi, run_id: str) -> dict[str, Any]:
 
 
 def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
-    """It comes first: a process that has run a task shows its connections to no one but root."""
+    """This test comes first: once a process has run a task, only root can see its connections."""
     listening = []
     for component in COMPONENTS:
         server = airflow.server(component)

@@ -89,7 +89,7 @@ class Deployment:
         return LocalLauncher(stream, folder=self.root / host / "streams" / stream)
 
     def runs_on(self, stream: str, host: str) -> int:
-        """The pid of the stream's writer on a host; 0 where none runs."""
+        """Return the pid of the stream's writer on a host; 0 if none runs there."""
         seen = self.launcher(stream, host).observe()
         return seen.launch.writer.pid if seen.process is ProcessState.RUNNING and seen.launch.writer else 0
 
@@ -162,7 +162,7 @@ def test_every_record_lands_once_although_one_of_each_component_is_killed(
     sent = 0
 
     def more_land(*streams: Any) -> None:
-        """What is produced now is in these tables soon."""
+        """Check that newly produced records soon land in these tables."""
         nonlocal sent
         for stream in (anywhere, pinned):
             stream.produce(events(range(sent, sent + 100)), partitions=2)

@@ -244,7 +244,7 @@ def test_only_records_of_committed_transactions_land(stream: Any, events: Any, k
 def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
     stream: Any, event: Callable[[int], bytes], kafka: EmbeddedKafka, topic: Any, eventually: Any
 ):
-    """Compaction takes older values of a key away, and the last segment is never compacted."""
+    """Compaction removes older values of a key, but never compacts the last segment."""
     stream.topic = topic(
         1, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.001", max_compaction_lag_ms="100"
     )
@@ -391,7 +391,7 @@ def command(stream: Any, name: str, *options: str) -> Result:
 
 @contextlib.contextmanager
 def keeping_the_log_of(broker: EmbeddedKafka, name: str) -> Iterator[None]:
-    """What is appended to a topic-partition meanwhile is lost, as by a disk that was restored from a copy."""
+    """Lose what is appended to a topic-partition meanwhile, like a disk that is restored from a copy."""
     log, copy = broker.folder / "data" / name, broker.folder / f"copy-of-{name}"
     broker.stop()
     shutil.copytree(log, copy)

@@ -44,7 +44,7 @@ RECENT = 10
 
 
 class Reader:
-    """Reads recent snapshots of the table, one after the other, and holds each against what it says about itself."""
+    """Reads recent snapshots of the table one by one, and compares each with its own summary."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -65,7 +65,7 @@ def host(stream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def test_another_host_takes_the_writer_over_and_the_epoch_fences_the_first(
     stream: Any, host: Callable[[str], Host], events: Any, eventually: Any
 ) -> None:
-    """The triggerer of the first host is gone, and its writer is not: no one stops that, and no one has to."""
+    """The triggerer of the first host is gone, but its writer runs: nothing stops it, and nothing needs to."""
     one, two = host("one"), host("two")
     stream.produce(events(range(200)), partitions=4)
     eventually(lambda: one.step() and stream.has_rows(200))

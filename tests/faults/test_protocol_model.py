@@ -111,7 +111,7 @@ streams = st.sampled_from([EVENTS, EVENTS, ORDERS])
 
 @dataclass
 class Forgotten:
-    """What a stream had when it was forgotten."""
+    """The position and tables of a stream when it was forgotten."""
 
     offsets: Mapping[TopicPartition, int]
     rows: Counter[Record]
@@ -170,7 +170,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: len(self.writers) < MAX_PROCESSES)
     @rule(stream=streams, plan=plans, skips_gaps=st.booleans(), reads_old=st.sampled_from([False, False, True]))
     def start(self, stream: str, plan: dict[str, list[str]], skips_gaps: bool, reads_old: bool) -> None:
-        """Take over and settle; the writer of before goes on, paused or not. One topic is declared now and then."""
+        """Take over and settle; the previous writer continues, paused or not. Sometimes only one topic is declared."""
         self.declared.add(stream)
         self._ask_for_adoption(stream)
         writer = Writer(self.world, stream, skips_gaps=skips_gaps, reads_old=reads_old)
@@ -200,7 +200,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(who=processes, limit=st.integers(1, 9), goods=records)
     def run_a_batch(self, who: int, limit: int, goods: list[Good | None]) -> None:
-        """All three at once, with something new to read, so that long histories are made too."""
+        """Run all three steps with new records, so that long histories occur too."""
         if writer := self._pick(who, lambda w: w.staged is None):
             self._run_a_batch(writer, limit, goods)
 
@@ -227,14 +227,14 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(who=processes)
     def find_a_batch_stale(self, who: int) -> None:
-        """What a stage may end with for many reasons, also after another user took over and swept its files."""
+        """A stage may end like this for many reasons, even after another writer took over and swept its files."""
         writer = self._pick(who, lambda w: not w.journaled)
         if writer:
             writer.stale()
 
     @rule(who=processes, plan=plans)
     def begin_again(self, who: int, plan: dict[str, list[str]]) -> None:
-        """A writer whose batch was stale goes on with a new epoch, at once or after it was paused and replaced."""
+        """A writer whose batch was stale begins a new epoch, at once or after it was paused and replaced."""
         stale = [writer for writer in self.writers if writer.epoch is not None and not writer.began]
         if stale:
             self._begin(stale[who % len(stale)], plan)
@@ -254,7 +254,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(OTHERS), stream=streams, table=tables, partition=st.integers(0, 2))
     def others(self, what: str, stream: str, table: str, partition: int) -> None:
-        """What appends, compacts and expires next to us, what changes the table, the topic, and what lands late."""
+        """Other programs append, compact and expire; the table or topic changes; late commits land."""
         world, topic = self.world, self.world.topics[stream]
         operations: dict[str, Callable[[], None]] = {
             "append": world.foreign_append,
@@ -320,14 +320,14 @@ class Protocol(RuleBasedStateMachine):
         return [writer for writer in self.writers if writer.stream == stream]
 
     def _transaction(self, topic: Topic, partition: int) -> None:
-        """Begins where none is open, and commits where one is."""
+        """Begin a transaction if none is open, otherwise commit the open one."""
         if partition in topic.pending:
             topic.produce(partition, [])
         else:
             topic.pending[partition] = 3
 
     def _a_log_that_was_cut(self, stream: str, partition: int, *, grows: bool) -> None:
-        """A reader that continues from the cut is refused, whatever it grows to; then the records come back."""
+        """Truncate a log: a reader that continues there is refused, even after it grows. Then the records come back."""
         topic, marker, tp = self.world.topics[stream], self.world.marker(stream), (stream, partition)
         read = marker.offsets.get(tp, 0) if marker else 0
         at = (topic.first.get(partition, 0) + read) // 2
@@ -366,7 +366,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stream=streams, any_record=st.integers(0, 9).map(lambda n: n == 0))
     def lose_the_newest_journal(self, stream: str, any_record: bool) -> None:
-        """Mostly one that no one has committed yet; now and then a commit record."""
+        """Lose usually a journal that is not committed yet; sometimes a commit record."""
         journals, marker = Writer(self.world, stream).tables.journals, self.world.marker(stream)
         newest = next(reversed(journals.keys()), None)
         if newest is None or marker is None:
@@ -429,7 +429,7 @@ class Protocol(RuleBasedStateMachine):
         assert kept() == before
 
     def _give_up_below(self, stream: str, position: Mapping[TopicPartition, int]) -> None:
-        """What Kafka has no more of all that comes after a position."""
+        """Accept the loss of the records after a position that Kafka no longer has."""
         for partition in self.world.topics[stream].ends:
             self._give_up(stream, partition, position.get((stream, partition), 0))
 
@@ -467,7 +467,7 @@ class Protocol(RuleBasedStateMachine):
             self._give_up_below(stream, {})
 
     def _adopt(self, stream: str) -> None:
-        """A person says from where: here, from where it stood."""
+        """An operator chooses the position: here, the stream's former one."""
         process, metadata = Writer(self.world, stream), self.world.catalog.metadata[MAIN]
         with pytest.raises(AdoptionRequired):
             process.begin()
@@ -531,7 +531,7 @@ class Protocol(RuleBasedStateMachine):
         self.moves_seen = len(moves)
 
     def _check_epoch(self, move: MarkerMove, after: Marker) -> None:
-        """No epoch is used twice, not even after the stream was forgotten."""
+        """Check that no epoch is used twice, even after the stream was forgotten."""
         where = (move.stream, move.table)
         highest = self.highest.get(where, 0)
         assert after.key.epoch > highest if move.before is None else after.key.epoch >= highest, (move, highest)
@@ -601,7 +601,7 @@ class Protocol(RuleBasedStateMachine):
         return able[who % len(able)] if able else None
 
     def _step(self, writer: Writer, plan: dict[str, list[str]], step: Callable[[], Any]) -> Any:
-        """What the step answers; None when it ended the process, in one of the ways that are allowed."""
+        """Return the step's result; None if the step ended the process in an allowed way."""
         writer.faults.planned = {operation: list(kinds) for operation, kinds in plan.items()}
         try:
             answer = step()

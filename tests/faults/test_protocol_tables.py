@@ -140,7 +140,7 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: len(self.writers) < MAX_PROCESSES)
     @rule(plan=plans, meanwhile=anything)
     def start(self, plan: dict[str, list[str]], meanwhile: str) -> None:
-        """Take over and settle; the writer of before goes on, paused or not."""
+        """Take over and settle; the previous writer continues, paused or not."""
         writer = Process(self.world, lambda: self._happens(meanwhile, HOME))
         self.writers.append(writer)
         self._step(writer, plan, writer.begin)
@@ -162,7 +162,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(made=records, times=st.integers(1, 2))
     def run_batches(self, made: list[tuple[int, int]], times: int) -> None:
-        """A while in which nothing fails, so that long histories are made too."""
+        """Run batches without faults, so that long histories occur too."""
         for _ in range(times):
             self.produce(made)
             if not any(writer.began and writer.staged is None for writer in self.writers):
@@ -184,7 +184,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(who=processes, plan=plans)
     def begin_again(self, who: int, plan: dict[str, list[str]]) -> None:
-        """A writer whose batch was stale goes on with a new epoch, unless it was replaced."""
+        """A writer whose batch was stale begins a new epoch, unless it was replaced."""
         stale = [writer for writer in self.writers if writer.epoch is not None and not writer.began]
         if stale:
             writer = stale[who % len(stale)]
@@ -202,7 +202,7 @@ class Tables(RuleBasedStateMachine):
         self._happens(what, name)
 
     def _happens(self, what: str, name: str) -> None:
-        """Next to whatever runs, also in the middle of a commit or of a merge."""
+        """Act next to any running step, even in the middle of a commit or merge."""
         name = name if name in self.world.names and name not in self.trouble else HOME
         operations: dict[str, Callable[[], None]] = {
             "append": self.world.append,
@@ -221,7 +221,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(back=st.booleans())
     def reset(self, back: bool) -> None:
-        """`frazil reset`: where the stream stands, or, after a rollback of a table of upserts, where that stood."""
+        """`frazil reset`: to the stream's position, or, after a rollback of an upserted table, to the table's."""
         if self.world.marker() is None:
             return
         if back and self.world.merges and not self.world.routed and self.world.roll_back(HOME) is not None:
@@ -250,7 +250,7 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.trouble))
     @rule(forward=st.booleans())
     def fix_a_routed_table(self, forward: bool) -> None:
-        """A person puts it forward again, or lets it go on as it stands, made again if need be: `frazil route`."""
+        """An operator restores the table or accepts its state with `frazil route`, and recreates it if necessary."""
         name = min(self.trouble)
         head = self.trouble.pop(name)
         home = self.world.marker()
@@ -274,7 +274,7 @@ class Tables(RuleBasedStateMachine):
             self._check_files()
 
     def _check_readers(self) -> None:
-        """What anybody may see at any time."""
+        """Check what any reader may see at any time."""
         dead = self.world.offsets(DEAD)
         assert all(count == 1 for count in dead.values()), dead
         assert all(self.world.log[offset] == BAD for offset in dead)
@@ -383,7 +383,7 @@ class Tables(RuleBasedStateMachine):
     # How a step of a process may end
 
     def _step(self, writer: Process, plan: dict[str, list[str]], step: Callable[[], Any]) -> Any:
-        """What the step answers; None when it ended the process, in one of the ways that are allowed."""
+        """Return the step's result; None if the step ended the process in an allowed way."""
         writer.faults.planned = {operation: list(kinds) for operation, kinds in plan.items()}
         try:
             answer = step()

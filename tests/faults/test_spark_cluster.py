@@ -56,7 +56,7 @@ def test_the_cluster_listens_on_loopback_alone(spark_cluster: EmbeddedSparkClust
 
 @contextmanager
 def running(stream: Any) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """The writer's process, which is asked to end afterwards and must end in order, and the lines of its log so far."""
+    """Yield the writer's process and its log lines so far. Afterwards the process must end in order on request."""
     with subprocess.Popen(stream.command(), stderr=subprocess.PIPE, text=True) as writer:
         said: list[str] = []
         reading = threading.Thread(target=lambda: said.extend(writer.stderr or ()), daemon=True)

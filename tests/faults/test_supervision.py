@@ -59,7 +59,7 @@ class SupervisedStream:
         self.file.write_text(SPEC.format(name=self.name, interval=interval))
 
     def order(self, **orders: Any) -> None:
-        """What the fake writer must do; see its module."""
+        """Tell the fake writer what to do; see its module."""
         (self.home / f"orders-{self.name}.json").write_text(json.dumps(orders))
 
     def observe(self) -> Observation:
@@ -67,7 +67,7 @@ class SupervisedStream:
 
     @property
     def pid(self) -> int:
-        """The pid of the writer that runs and has committed; 0 if none does."""
+        """Return the pid of the running writer that has committed; 0 if none has."""
         seen = self.observe()
         heartbeat = Heartbeat.read(self.launcher.folder)
         committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
@@ -77,7 +77,7 @@ class SupervisedStream:
         )
 
     def command(self, verb: str, *options: str) -> None:
-        """`frazil VERB STREAM`, as a person types it."""
+        """Run `frazil VERB STREAM` like a user."""
         frazil = [str(Path(sys.executable).with_name("frazil")), verb, self.name, "--streams", str(self.file.parent)]
         subprocess.run([*frazil, *options], check=True, env={**os.environ, "FRAZIL_HOME": str(self.home)})
 
@@ -155,7 +155,7 @@ def refused(stream: Any) -> SupervisedStream:
 
 @pytest.fixture(scope="module", autouse=True)
 def begun(removed: SupervisedStream, refused: SupervisedStream) -> None:
-    """What takes minutes to end begins first: Airflow gets there while the other tests run."""
+    """Start first what takes minutes to end: Airflow detects it while the other tests run."""
 
 
 def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferred(stream: Any) -> None:
@@ -329,7 +329,7 @@ def test_an_open_circuit_breaker_fails_the_task_with_samples_and_two_commands_re
         return tripped.log(failed)
 
     def health() -> tuple[str, str]:
-        """The state of the task `alerts` of a new run of the DAG of health, and what it says."""
+        """Return the state and result of the task `alerts` in a new run of the health DAG."""
         run = client.trigger("frazil_health")["dag_run_id"]
         eventually(lambda: client.run("frazil_health", run)["state"] in {"success", "failed"})
         states = {task["task_id"]: task["state"] for task in client.tasks("frazil_health", run)}

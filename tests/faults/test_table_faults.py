@@ -267,7 +267,7 @@ def maintain(spark: Any, table: str) -> None:
 
 @pytest.fixture
 def other_host(tmp_path: Path, frazil_home: Path) -> dict[str, str]:
-    """The environment of a writer elsewhere: a home of its own, and the same catalog."""
+    """The environment of a writer on another host: its own FRAZIL_HOME, and the same catalog."""
     return {
         **os.environ,
         "FRAZIL_HOME": str(tmp_path / "other-host"),
@@ -282,7 +282,7 @@ def other_host(tmp_path: Path, frazil_home: Path) -> dict[str, str]:
 def test_the_older_of_two_writers_of_one_stream_is_fenced_and_reports_it(
     stream: Any, events: Any, other_host: dict[str, str], eventually: Any, signal_: str
 ):
-    """Both run at once; or the older, with its Spark, is paused with SIGSTOP, replaced, and goes on later."""
+    """Both run at once; or the older and its Spark are paused with SIGSTOP, replaced, and continued later."""
     stream.produce(events(range(1000)), partitions=4)
     command = stream.command(without_jvm=signal_ == "none")
     older = subprocess.Popen(command, env=other_host, stderr=subprocess.PIPE, text=True)

@@ -216,7 +216,7 @@ def outcomes_of_each(chunks: list[DecodedChunk], count: int) -> list[list[Outcom
 
 
 def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
-    """What each value is by the oracle."""
+    """Return each value as the oracle reads it."""
     columns = decoder._columns
     return outcomes(decode_alone(Schema(*columns._schema.fields), some, columns._units), len(some))
 
@@ -226,7 +226,7 @@ def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Out
 def test_a_record_decodes_the_same_alone_and_with_any_neighbours(
     decoder: JsonDecoder, some: list[bytes | None], piece: int
 ) -> None:
-    """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
+    """Chunks, their pieces and single records match one reference, whatever their neighbours, order and bounds."""
     expected = by_reference(decoder, some)
     with mock.patch.object(columns, "TARGET_WORDS", 0), mock.patch.object(columns, "MIN_RECORDS", piece):
         assert outcomes(decoder(RecordChunk.of_values(some)), len(some)) == expected

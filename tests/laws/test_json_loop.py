@@ -121,7 +121,7 @@ def written(kind: t.IcebergType, chance: random.Random, units: Units, field_id: 
 
 
 def broken(text: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed, taken out, or put in."""
+    """Return the text with some bytes changed, removed or inserted."""
     octets = bytearray(text)
     for _ in range(chance.choice([0, 0, 1, 1, 2, 5])):
         at = chance.randrange(len(octets)) if octets else 0
@@ -133,7 +133,7 @@ def broken(text: bytes, chance: random.Random) -> bytes:
 
 
 def rows(decoded: DecodedChunk) -> dict[int, str]:
-    """Values by place in the chunk; moments as numbers, because Python has no year 0 and none after 9999."""
+    """Return values by index in the chunk; times as numbers, because Python's years are limited to 1 to 9999."""
     decoded.rows.validate(full=True)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
     return dict(zip(decoded.record_indexes.tolist(), map(repr, decoded.rows.cast(plain).to_pylist()), strict=True))
@@ -207,7 +207,7 @@ def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tu
 @settings(max_examples=20 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_the_compiled_loop_decodes_a_record_as_it_is_decoded_alone(seed: int) -> None:
-    """The seed makes the schema too: Hypothesis would take as long to draw one as this takes to decode its records."""
+    """The seed also selects the schema: Hypothesis would draw one as slowly as this test decodes its records."""
     schema, units, hidden = held(a_schema(seed), seed)
     check(schema, made(schema, seed, 12, units), units, hidden)
 
@@ -323,7 +323,7 @@ print(test.check_many(int(sys.argv[3])))
 @pytest.mark.timeout(900)
 @pytest.mark.soak
 def test_no_index_is_out_of_bounds_whatever_a_record_holds(tmp_path: Path) -> None:
-    """Numba checks each index, which is compiled again."""
+    """Numba checks each index in a separate compilation."""
     environment = {
         **os.environ,
         "NUMBA_BOUNDSCHECK": "1",

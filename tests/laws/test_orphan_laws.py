@@ -120,7 +120,7 @@ class CleanedTable(RuleBasedStateMachine):
 
     @rule(keep=st.integers(1, 3))
     def expire_and_die(self, keep: int) -> None:
-        """What expired snapshots alone needed is orphaned from now on."""
+        """Expire snapshots, then die. Files that only these snapshots needed are now orphans."""
         for name in TABLES:
             table = self.table(name)
             old = [s.snapshot_id for s in table.metadata.snapshots][:-keep]
@@ -169,7 +169,7 @@ class CleanedTable(RuleBasedStateMachine):
                 os.environ["FRAZIL_HOME"] = self.before
 
     def end_well(self) -> None:
-        """The writer starts once more and goes on, and two cleanups find time and a commit between them."""
+        """Start the writer again and let it continue. Two cleanups run, with time and a commit between them."""
         if self.waiting is not None:
             self.commit()
         self.made.committer = None

@@ -52,7 +52,7 @@ def _ensure_in_a_process(start: Any, environment: dict[str, str], spec_json: str
 @pytest.mark.rotates(2)
 @pytest.mark.usefixtures("unconfigured")
 def test_processes_that_make_and_evolve_one_table_at_once_agree(stream: Stream) -> None:
-    """The catalog's file, the namespace, both tables: all are made by four processes at one moment."""
+    """Four processes create all at the same moment: the catalog's file, the namespace, both tables."""
     context = several_processes()
     with context.Manager() as manager:
         start = manager.Barrier(4)

@@ -27,7 +27,7 @@ moves = st.lists(
 @settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
 @given(moves)
 def test_rows_that_land_after_their_windows_signal_reopen_it_once_per_check(moves):
-    """Two streams that begin, are forgotten and begin again; the commits of one may not tell their rows."""
+    """Two streams begin, are forgotten and begin again; the commits of one may not report their rows."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", f"{folder}/home")
         streams = {name: Minutes(Path(folder), name=name) for name in ("minutes", "others")}

@@ -168,7 +168,7 @@ def _but_a(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(schema: Schema, additions: list[Addition]) -> Schema:
-    """The schema that a table makes of it, apart from the ids."""
+    """Return the schema that a table derives from it, without ids."""
     struct = grown(schema.as_struct(), (), {addition.path: addition for addition in additions})
     return assign_fresh_schema_ids(Schema(*struct.fields))
 

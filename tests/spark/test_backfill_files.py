@@ -73,7 +73,7 @@ def record(number: int, event: Callable[[int], bytes]) -> dict[str, Any]:
 
 @pytest.fixture
 def archive(tmp_path: Path, event: Callable[[int], bytes]) -> Any:
-    """Writes files of records by their numbers, as the name's suffix says."""
+    """Write a file of records by their numbers, in the format of the name's suffix."""
     folder = tmp_path / "archive"
     folder.mkdir()
 

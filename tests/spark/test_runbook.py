@@ -116,7 +116,7 @@ def give(words: list[str]) -> str:
 
 
 def shown() -> dict[str, int]:
-    """The numbers of `frazil health city.rides`, by which a person is sure."""
+    """Return the numbers of `frazil health city.rides`, which confirm the fix."""
     rows = re.findall(r"^(data files|delete files|manifests|snapshots) +([\d,]+)", give(["health", "city.rides"]), re.M)
     return {name: int(number.replace(",", "")) for name, number in rows}
 

@@ -73,7 +73,7 @@ def needed_manifests(tables: StreamTables) -> set[str]:
 
 
 def check_each_landed_once(stream: MadeStream, batches: int) -> None:
-    """The rows counted, the marker right, every manifest of the table there, and none but those."""
+    """Check the number of rows, the marker, and that exactly the table's manifests exist."""
     table = stream.tables.main.refresh()
     assert rows(stream.tables) == offsets(0, 0, 10 * batches)
     marker = stream.tables.marker()

@@ -61,7 +61,7 @@ from tests.troubled_proxy import (
 
 @dataclass
 class Writer:
-    """Batches of ten records each, one after the other, with the heartbeat that people see."""
+    """Writes one batch of ten records after another, with a visible heartbeat."""
 
     made: MadeStream
     folder: Path
@@ -109,7 +109,7 @@ class Writer:
         self.runner.run(lambda work: self.engine.run([json.dumps(task.to_json())], work), end, tasks=1)
 
     def read(self, _: object, ranges: tuple[OffsetRange, ...], **__: object) -> AbstractContextManager[Any]:
-        """Yield made records instead of Kafka's."""
+        """Yield generated records instead of Kafka's."""
         if self.while_staging:
             self.while_staging()
         (one,) = ranges

@@ -36,7 +36,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 @contextmanager
 def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Repeat `work` in a thread; what it raised."""
+    """Repeat `work` in a thread. Yields a list that gets its errors."""
     ended, failed = Event(), []
 
     def repeat() -> None:

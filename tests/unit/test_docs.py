@@ -99,7 +99,7 @@ def _anchors(page: Path) -> frozenset[str]:
 
 
 def _wrong(name: str, rest: str) -> str | None:
-    """What is wrong with `frazil <name> <rest>` as a page shows it; None where nothing is."""
+    """Return the problem with `frazil <name> <rest>` as a page shows it; None if it has none."""
     command = _command((name,))
     if command is None:
         return f"there is no command frazil {name}"

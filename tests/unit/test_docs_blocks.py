@@ -86,7 +86,7 @@ def test_every_documented_command_exists_and_accepts_its_options(block: Block) -
 
 
 def wrong_command(words: list[str]) -> str | None:
-    """What is wrong with a command as a page shows it; None if nothing is."""
+    """Return the problem with a command as a page shows it; None if it has none."""
     name, *rest = words
     if name == "frazil":
         return wrong_arguments(frazil, "frazil", rest)
@@ -186,7 +186,7 @@ def hold_declaration(block: Block, folder: Path) -> None:
 
 
 def stream_of(page: str) -> dict[str, Any]:
-    """The first whole stream of a page; of one that has none, the quick start's."""
+    """Return the first whole stream of a page; without one, the quick start's."""
     for block in blocks(page):
         declared = yaml.safe_load(block.text) if block.kind == "yaml" else None
         if declared and {"name", "source", "table", "schema"} <= set(declared):
@@ -217,7 +217,7 @@ def hold_scraping(block: Block) -> None:
 
 
 def hold_pod_template(block: Block, folder: Path) -> None:
-    """It changes the driver's container of a pod that frazil makes, and adds none."""
+    """Check that it changes the driver's container of a pod that frazil creates, and adds none."""
     (folder / "pod.yaml").write_text(block.text)
     spark = {"spark.kubernetes.driver.podTemplateFile": str(folder / "pod.yaml")}
     resources = Resources.model_validate({"master": "k8s://h", "spark": spark})
@@ -280,7 +280,7 @@ def test_every_code_block_in_the_docs_is_valid_for_its_kind(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder without anything, and a home beneath it."""
+    """Change to an empty folder, with a FRAZIL_HOME in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / ".frazil"))
     monkeypatch.delenv("FRAZIL_STREAMS", raising=False)
@@ -288,7 +288,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(command: str) -> str:
-    """What `$ frazil …` of a page prints here."""
+    """Return what a page's `$ frazil …` prints here."""
     done = CliRunner().invoke(frazil, shlex.split(command.partition(" #")[0])[1:])
     assert done.exit_code in {0, 10}, done.exception
     return done.output

@@ -72,7 +72,7 @@ def append(table: Table) -> None:
 
 
 def choose(catalog: Catalog, signals: Iterable[Signal]) -> DayInput:
-    """What is chosen when those are in the catalog, and some of the next day."""
+    """Return the chosen snapshot if the catalog has these signals, and some of the next day."""
     seen = TableSignals.load(catalog, SPEC.source)
     cursor = Cursor(Grain.HOUR, 0, 0, 0)
     assert append_signals(catalog, Append(seen, (*signals, signal("2013-12-31T00", revision=9)), cursor), clock_ms=0)

@@ -526,7 +526,7 @@ def test_offsets_that_kafka_assigned_twice_may_have_two_rows_and_are_reported(wo
 def test_a_loss_accepted_by_a_reset_after_a_rollback_is_a_note_with_and_without_kafka(
     world: World, data: st.DataObject
 ):
-    """Commit records go on claiming what the rollback took from the table."""
+    """Commit records still claim the rows that the rollback removed."""
     held, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
     rows = [o for o in sorted(world.kafka - world.rejected) if o < held]
     dead_letters = [o for o in sorted(world.rejected) if o < held]

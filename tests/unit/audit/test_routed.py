@@ -52,7 +52,7 @@ def audited(made: MadeRoute, window: Period | None = None) -> Audit:
 
 
 def said(result: Audit) -> dict[str, str]:
-    """The findings that are wrong, by what they are about."""
+    """Return the error findings by subject."""
     return {finding.where: finding.sentence for finding in result.errors}
 
 
@@ -261,7 +261,7 @@ SHOP = ("shop", 0)
 def counted(
     claimed: Claims, routed: list[RoutedRows], replays: PublishedReplays, home_rows: int
 ) -> list[tuple[Any, ...]]:
-    """What is found of a home with that many rows, from offset 0 on, and of tables of a route."""
+    """Return the findings for a default table with this many rows, from offset 0 on, and routed tables."""
     found = compare_table_counts(("shop.other", {SHOP: OffsetTally(range(home_rows))}), routed, claimed, replays)
     return [(finding.kind, finding.where, finding.count) for finding in found]
 

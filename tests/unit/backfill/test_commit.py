@@ -203,7 +203,7 @@ def test_a_tagged_snapshot_of_a_backfill_is_kept_when_the_backfill_is_published(
 
 
 def test_a_tagged_snapshot_stays_readable_if_another_run_ended_the_backfill_first(live: Any) -> None:
-    """The first attempt was made before the branch was named. It lost, and deletes nothing by what it saw."""
+    """The first attempt began before the branch was named. It lost, and deletes nothing that it saw."""
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     other = dataclasses.replace(committer, tables=live.view())
@@ -334,7 +334,7 @@ def test_a_run_whose_backfill_was_abandoned_cannot_restart_it_but_a_new_run_can(
 
 
 def test_an_abandoned_backfill_whose_run_was_not_recorded_can_be_started_once_more_by_its_run(live: Any) -> None:
-    """Nothing tells it from a new run, which a person may want: refused it could never begin."""
+    """It looks like a new run, which an operator may want. If it were refused, it could never begin."""
     request = parse_request({"stream": "events", "run": "dag/first"})
     begun = BackfillCommitter.begin(live.tables, request).backfill
     earlier = {k: v for k, v in begun.to_json().items() if k not in {"runs", "abandoned_by", "abandoned_runs"}}

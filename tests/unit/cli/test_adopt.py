@@ -38,7 +38,7 @@ class Kafka:
 
 @pytest.fixture
 def streams(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
-    """A stream whose table a user has made, in a catalog of their own."""
+    """A stream whose table a user has created in another catalog."""
     monkeypatch.setattr(marker, "open_kafka", lambda _: Kafka())
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     declare(tmp_path)

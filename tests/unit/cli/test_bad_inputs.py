@@ -68,7 +68,7 @@ Run = Callable[[str, Path], tuple[int, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command as a shell does; its exit code and all that it said."""
+    """Run a command as a shell does. Return its exit code and output."""
 
     def call(command: str, folder: Path) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["frazil", *command.split(), "--streams", str(folder)])

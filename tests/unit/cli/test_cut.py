@@ -43,7 +43,7 @@ def folder(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
 
 @pytest.fixture
 def made(folder: Path) -> Callable[..., MadeStream]:
-    """`made(name)`: a declared stream of one partition."""
+    """`made(name)` declares a stream of one partition."""
 
     def made(name: str, table: str | None = None) -> MadeStream:
         spec = {
@@ -77,7 +77,7 @@ def cut(call: Callable[..., Result]) -> Callable[..., dict[str, Any]]:
 
 
 def land(stream: MadeStream, hour: int, *, bad: bool = True, event_hour: int | None = None) -> None:
-    """The batch of an hour, of which one record is bad."""
+    """Land the batch of an hour, with one invalid record."""
     stream.now_ms = BEGIN_MS + hour * HOUR_MS
     newest_us = (BEGIN_MS + (hour if event_hour is None else event_hour) * HOUR_MS) * 1000
     rejected = {0: [hour * 10]} if bad else {}
@@ -85,7 +85,7 @@ def land(stream: MadeStream, hour: int, *, bad: bool = True, event_hour: int | N
 
 
 def offsets(table: dict[str, Any]) -> list[int]:
-    """What a reader finds at the cut."""
+    """Return the offsets that a reader finds at the cut."""
     loaded = load_catalog(None).load_table(table["table"])
     if table["snapshot-id"] is None:
         return []

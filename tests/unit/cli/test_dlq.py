@@ -38,7 +38,7 @@ HEADERS = [{"name": "a", "value": b"\xff"}, {"name": "b", "value": None}, {"name
 
 @pytest.fixture
 def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
-    """A stream with two letters of one reason and one of another."""
+    """A stream with two dead letters of one reason and one of another."""
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)
@@ -171,7 +171,7 @@ def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed
 
 
 def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
-    """The state after `sensitive` was declared: two letters keep their value from before, and one has none."""
+    """The state after `sensitive` was declared: two dead letters keep their earlier value, and one has none."""
     sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
     (streams / "made.yaml").write_text(declared)
@@ -195,7 +195,7 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
 
 
 def test_a_replay_leaves_out_dead_letters_whose_records_the_writer_will_read_again(streams: Path) -> None:
-    """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
+    """The state after a reset: the stream's position is 1, and the dead letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
     said = call(streams, "replay", "made", "--dry-run")

@@ -31,7 +31,7 @@ PRINTS_A_SCRIPT = {"completion"}
 
 @pytest.fixture
 def streams(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
-    """A stream `made` with a table, and one that was never started; both hide the column `card`."""
+    """Two streams that hide the column `card`: `made` has a table; the other was never started."""
     monkeypatch.setenv("SECRET", "s" * 32)
     folder = tmp_path / "streams"
     folder.mkdir()

@@ -34,7 +34,7 @@ HOUR = 3_600_000_000
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
-    """A record each hour of 30 December, and one at the next midnight; the second hour is held by a gate."""
+    """One record in each hour of 30 December, and one at the next midnight. A gate holds the second hour."""
     (tmp_path / "made.yaml").write_text(STREAM)
     stream = MadeStream(load_stream(tmp_path / "made.yaml"), 2_000_000_000_000, partitions=1)
     stream.columns = lambda rows: {"at": pa.array([DAY + n * HOUR for n in range(rows)])}

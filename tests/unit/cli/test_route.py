@@ -68,7 +68,7 @@ def reported(folder: Path, *words: str) -> Any:
 
 
 def given_up_again(folder: Path, table: str) -> str:
-    """What the command says that was given before, and asks no one."""
+    """Repeat the earlier command, which asks for no confirmation. Return its output."""
     assert reported(folder, "route", "shop", "--give-up", table)["given-up"] == []
     return call(folder, "route", "shop", "--give-up", table).stdout
 

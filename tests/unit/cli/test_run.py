@@ -86,7 +86,7 @@ def observed() -> Observation:
 
 
 def ended(process: subprocess.Popen[str] | None = None) -> WriterProcess:
-    """What `frazil status` says once the writer has ended."""
+    """Return the output of `frazil status` once the writer has ended."""
     if process is not None:
         process.communicate(timeout=30)
     return eventually(

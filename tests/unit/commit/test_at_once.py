@@ -23,7 +23,7 @@ Fault = Callable[[Callable[[], Committed]], Committed]
 
 
 class FaultyAtOnce:
-    """Commits of the catalog to several tables, of which the next ones go wrong."""
+    """Commits to several tables of the catalog. The next ones fail."""
 
     def __init__(self, inner: CommitTables) -> None:
         self.inner = inner
@@ -229,7 +229,7 @@ def test_a_writer_killed_before_its_commit_changes_no_table_and_the_next_one_com
 
 
 def test_dead_letters_that_a_writer_committed_before_it_died_are_not_committed_again(world, tables, committer, at_once):
-    """A writer committed table after table, before `commit.atomic` was declared."""
+    """A writer committed the tables one by one, before `commit.atomic` was declared."""
     journal = staged(world, committer)
     world.commit_dead_letters(committer, journal)
     assert world.settle(world.take_over(tables), tables).committed == (journal,)

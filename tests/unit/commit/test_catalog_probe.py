@@ -77,7 +77,7 @@ def without_properties(requirements: Any, updates: Any) -> Any:
 
 
 def unconditional(catalog: Any, base: Table) -> None:
-    """The last writer wins: whatever the table has become, a commit goes on from its own base."""
+    """The last writer wins: a commit continues from its own base, whatever the table has become."""
     with catalog.engine.begin() as connection:
         connection.execute(text("update iceberg_tables set metadata_location = :at"), {"at": base.metadata_location})
 

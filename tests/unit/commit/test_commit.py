@@ -426,7 +426,7 @@ def test_dead_letters_of_a_stale_batch_never_land(world):
 
 
 def test_dead_letters_that_landed_are_counted_and_not_written_again(world):
-    """The main table refused a commit after the dead letters landed: the records are staged again next to them."""
+    """The main table refused a commit after the dead letters landed, so the records are staged again."""
     first = world.begin()
     journal = world.stage(first, {0: (0, 4)}, rejected={0: [1]})
     world.commit_dead_letters(first, journal)
@@ -468,7 +468,7 @@ def test_manifests_that_can_land_no_more_are_removed(world):
 
 
 def test_manifests_of_a_commit_that_landed_and_was_expired_are_kept(world):
-    """A writer is stopped while its answer is under way; others append, expire and take over; then it goes on."""
+    """A writer is paused before its answer arrives; others append, expire and take over; then the writer continues."""
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
 
@@ -505,7 +505,7 @@ def test_a_running_commit_cannot_land_after_a_rollback_to_its_base(world):
 
 
 def test_manifests_survive_a_rollback_after_which_a_late_commit_may_land(world):
-    """Moving the branch adds no snapshot: what began at its old head may still land once it is put back."""
+    """Moving the branch adds no snapshot: a commit based on its old head may still land if the branch moves back."""
     committer = world.begin()
     world.run(committer, {0: (0, 1)})
     journal = world.stage(committer, {0: (1, 3)})

@@ -17,7 +17,7 @@ P0, P1 = ("events", 0), ("events", 1)
 
 
 class StandInKafka:
-    """Partition 0 ends at 6, whatever was there before."""
+    """A Kafka whose partition 0 ends at 6, whatever its records were before."""
 
     def earliest(self, partitions: Any) -> dict[Any, int]:
         return dict.fromkeys(partitions, 0)
@@ -30,7 +30,7 @@ class StandInKafka:
 
 
 def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Epoch, Any]:
-    """What a writer does between its take-over and its query."""
+    """Run the steps of a writer between its take-over and its query."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     spec = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",), on_gap=on_gap))
     writer: Any = SimpleNamespace(spec=spec)

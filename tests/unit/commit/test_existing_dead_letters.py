@@ -23,7 +23,7 @@ def check_each_once(world: World, end: int) -> None:
 
 
 def test_after_a_rollback_a_record_rejected_by_a_stricter_schema_becomes_a_dead_letter(world: World) -> None:
-    """The table is emptied, a column becomes required, and all is read again: 5 and 7 have no value for it."""
+    """The table is emptied, a column becomes required, and all is read again: 5 and 7 lack its value."""
     writer = world.begin()
     begun = world.load().current_snapshot().snapshot_id
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
@@ -94,7 +94,7 @@ def test_the_dead_letter_table_is_read_only_if_it_is_ahead_of_the_marker(
 
 
 def test_a_batch_is_staged_again_when_dead_letters_were_committed_while_it_was_read(world: World) -> None:
-    """A paused writer wrote a journal late, over the same records."""
+    """A paused writer journaled the same records late."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
     world.commit_dead_letters(writer, early)
@@ -107,7 +107,7 @@ def test_a_batch_is_staged_again_when_dead_letters_were_committed_while_it_was_r
 
 
 def test_dead_letters_removed_by_a_rollback_land_again_with_the_journaled_batch(world: World) -> None:
-    """The writer died between the two commits, and a user took back the first."""
+    """The writer died between the two commits, and a user rolled the first back."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
     journal = world.stage(writer, {0: (5, 10)}, rejected={0: [7]})
@@ -128,7 +128,7 @@ def test_dead_letters_removed_by_a_rollback_land_again_with_the_journaled_batch(
 
 
 def test_dead_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: World) -> None:
-    """Another stream reads the same topic, and rejects what this one takes."""
+    """Another stream reads the same topic, and rejects records that this stream accepts."""
     world.catalog.inner.create_table("demo.others", world.load().schema(), partition_spec=world.load().spec())
     other = dataclasses.replace(world, stream="other", table="demo.others")
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})

@@ -55,7 +55,7 @@ class Routed:
         return self.world.tables
 
     def begin(self) -> Followers:
-        """Another process takes over."""
+        """Take over in another process."""
         self.world.tables = self.world.view()
         self.committer: Committer = self.world.begin()
         return self.follow()
@@ -79,7 +79,7 @@ class Routed:
         return {"ts": event_time(offset), "name": str(offset), "kafka_partition": 0, "kafka_offset": offset}
 
     def decide(self, rows: Rows, end: int) -> Journal:
-        """Journal a batch and commit it to home; its tables have not followed."""
+        """Journal a batch and commit it to the default table, but not to the routed tables."""
         journal = self.stage(rows, end)
         assert self.tables.journals.put(journal)
         self.committer.commit(journal)
@@ -358,7 +358,7 @@ def test_files_deleted_by_others_are_never_referenced(routed: Routed) -> None:
 
 
 def test_files_that_a_compaction_and_an_expiry_deleted_are_not_missed_by_the_next_start(routed: Routed) -> None:
-    """Home says how far all tables are only with its next batch, which may be days away."""
+    """The default table records the routed tables' progress only with its next batch, which may be days away."""
     journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     table = routed.load(ORDERS)
     table.overwrite(table.scan().to_arrow())

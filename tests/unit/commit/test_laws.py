@@ -199,7 +199,7 @@ def test_an_empty_commit_is_committed_once(at):
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))
 def test_a_batch_commits_if_no_dead_letters_were_added_since_it_was_staged(at, progress, settled, seen):
-    """Wherever it lies: after a reset it lies below what the table holds."""
+    """This holds for any position: after a reset, a batch starts below the table's records."""
     result = classify_dead_letters(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
     assert (result is CommitDecision.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
 

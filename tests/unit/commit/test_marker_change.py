@@ -258,7 +258,7 @@ def test_a_forgotten_stream_leaves_only_its_rows_and_its_writer_is_fenced(world:
 
 
 def test_snapshots_expired_by_pyiceberg_make_the_position_of_the_table_unknown(world: Any):
-    """Its expiry clears the parent of the oldest snapshot that stays: nothing but the sequence number tells."""
+    """PyIceberg's expiry clears the parent of the oldest remaining snapshot: only its sequence number shows this."""
     writer = world.begin()
     world.run(writer, {0: (0, 10)})
     for _ in range(2):
@@ -276,7 +276,7 @@ def test_snapshots_expired_by_pyiceberg_make_the_position_of_the_table_unknown(w
 
 
 def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):
-    """A user commits meanwhile, so that what it wrote can never land, and takes the permission away."""
+    """A user commits meanwhile, so the reset's first attempt cannot land, and then removes the permission."""
     world.run(world.begin(), {0: (0, 10)})
     seen = read_state_before_reset(world.tables)
 

@@ -20,7 +20,7 @@ OTHERS = {9: ("eu", 9)}
 
 
 class Killed(BaseException):
-    """What a kill looks like from within."""
+    """Simulates a kill within the process."""
 
 
 @pytest.fixture

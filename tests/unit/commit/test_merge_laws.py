@@ -28,7 +28,7 @@ batches = st.lists(
 
 
 class Killed(BaseException):
-    """What a kill looks like from within."""
+    """Simulates a kill within the process."""
 
 
 @given(batches=batches, spec=st.sampled_from([BY_BUCKET, BY_REGION, WHOLE]), parallelism=st.integers(1, 3))

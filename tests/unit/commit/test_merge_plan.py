@@ -52,7 +52,7 @@ BOTH = MergeRules(("id", "region"))
 
 
 def staged(number, region=None, *, keys=(0, 9), size=1_000, content="data", bounds=True):  # noqa: PLR0913
-    """An entry of a file that no one reads."""
+    """Return an entry of a file that is never read."""
     lower, upper = (base64.b64encode(to_bytes(LongType(), key)).decode() for key in keys)
     partition = () if region is None else (base64.b64encode(to_bytes(StringType(), region)).decode(),)
     return StagedFile(

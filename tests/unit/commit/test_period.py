@@ -242,7 +242,7 @@ def test_coordinates_come_sorted_by_topic_partition_and_none_is_lost(rows: list[
 
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
-    """Three hours of two batches each; 100 offsets a batch in each of two partitions."""
+    """Three hours with two batches each; a batch has 100 offsets in each of two partitions."""
     (tmp_path / "made.yaml").write_text(YAML)
     stream = MadeStream(load_stream(tmp_path / "made.yaml"), BEGIN_MS, partitions=2)
     for number in range(6):

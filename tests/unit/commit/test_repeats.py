@@ -119,7 +119,7 @@ arrivals = st.lists(
 
 
 class Killed(BaseException):
-    """What a kill looks like from within."""
+    """Simulates a kill within the process."""
 
 
 @given(batches=arrivals, spec=st.sampled_from([BY_HOUR, BY_BUCKET, WHOLE]), parallelism=st.integers(1, 3))

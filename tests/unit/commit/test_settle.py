@@ -138,7 +138,7 @@ def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
 
 
 def test_a_journal_does_not_change_partitions_that_a_reset_moved(world):
-    """What it knew of them, it knew of where they stood: the leader of before may end short of where they stand now."""
+    """The journal's facts about a partition refer to its old position: the former leader may end before the new one."""
     there, moved = ("events", 0), ("events", 1)
     first = world.begin()
     staged = world.stage(first, {0: (0, 2)})
@@ -389,7 +389,7 @@ def test_files_of_a_committed_batch_or_of_the_running_epoch_are_not_deleted(worl
 
 
 def test_a_settling_epoch_that_was_replaced_deletes_nothing(world):
-    """It judged a journal stale; meanwhile a reset made the journal right, and the next epoch committed it."""
+    """The epoch found a journal stale; then a reset made the journal valid, and the next epoch committed it."""
     first = world.begin()
     journaled(world, first, {0: (5, 8)})
     second_view = world.view()
@@ -512,7 +512,7 @@ def test_journals_older_than_a_forget_are_not_committed_again(world):
 
 
 def test_a_table_created_in_the_folder_of_another_deletes_none_of_its_files(world):
-    """An earlier frazil made one after the catalog was lost: both streams continue, in turns."""
+    """An earlier frazil created a table after the catalog was lost: both streams continue alternately."""
     inner = world.catalog.inner
     for name in ("events", "events_dead_letters"):
         old = inner.load_table(f"demo.{name}")

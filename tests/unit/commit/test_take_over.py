@@ -140,7 +140,7 @@ def test_a_writer_that_was_replaced_never_takes_over_again(world):
 
 
 def test_a_writer_that_is_replaced_while_it_takes_over_from_itself_is_fenced(world):
-    """It checked and found its own epoch; the successor takes over between the check and the swap."""
+    """The writer found its own epoch; the successor takes over between that check and the swap."""
     first = world.begin()
     rival = []
     world.catalog.next_meets(lambda: rival.append(world.take_over(world.view())), "demo.events")

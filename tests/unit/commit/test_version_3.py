@@ -53,7 +53,7 @@ def row_ids(table: Any, branch: str = MAIN) -> dict[str, range]:
 
 
 def check(table: Any, branch: str = MAIN) -> dict[str, range]:
-    """No two rows have the same id, and no snapshot uses those of another."""
+    """Check that no two rows have the same id, and that no snapshot reuses another's ids."""
     found = row_ids(table, branch)
     metadata = table.metadata
     ordered = sorted(found.values(), key=lambda ids: ids.start)

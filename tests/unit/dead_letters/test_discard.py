@@ -25,7 +25,7 @@ BAD = {0: [1, 2], 1: [7]}
 
 @pytest.fixture
 def opened(world: World) -> OpenStream:
-    """A stream with three letters of two batches, and one that another stream of the table rejected."""
+    """A stream with three dead letters of two batches, and one of another stream in the same table."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1, 2]})
     world.run(writer, {1: (0, 9)}, rejected={1: [7]})
@@ -44,7 +44,7 @@ def _read(path: str) -> Any:
 
 
 def test_dead_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
-    """PyIceberg reads a letter without headers as one with an empty list of them."""
+    """PyIceberg reads a dead letter without headers as one with an empty list of them."""
 
     def dead_letters() -> list[dict[str, Any]]:
         table = world.load_dead_letters()
@@ -132,7 +132,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def unreferenced(world: World) -> set[str]:
-    """Files and manifests that no snapshot of the dead-letter table needs."""
+    """Return the files and manifests that no snapshot of the dead-letter table needs."""
     table = world.load_dead_letters()
     files = world.parquet_files(table) - referenced_paths(table)
     return files | (world.manifests(table) - world.used_manifests(table))
@@ -154,11 +154,11 @@ def test_each_dead_letter_exists_once_and_is_marked_whatever_fails(
 def test_a_replay_that_begins_while_dead_letters_are_discarded_stops_the_discard(
     world: World, opened: OpenStream
 ) -> None:
-    """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
+    """A replay decodes the dead letters that it finds, so none of them may be marked after it has begun."""
     replay = BackfillMarker("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
 
     def replay_begins() -> None:
-        """Its snapshot has the number of main's: the requirement alone must refuse the discard, not the number."""
+        """The replay's snapshot has main's number: the requirement alone must refuse the discard, not the number."""
         table = world.load_dead_letters()
         (main,) = table.metadata.refs.values()
         began = SetSnapshotRefUpdate(ref_name=branch_name("events"), type="branch", snapshot_id=main.snapshot_id)

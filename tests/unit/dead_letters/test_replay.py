@@ -62,12 +62,12 @@ WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+    """Simulates SIGKILL: the package never catches it."""
 
 
 @pytest.fixture
 def kept() -> Callable[[bytes, int], bytes]:
-    """What a letter keeps of the value at an offset: by default, the value."""
+    """Return what a dead letter keeps of the value at an offset: by default, the value."""
     return lambda value, _: value
 
 
@@ -79,7 +79,7 @@ def live(
     event: Any,
     kept: Callable[[bytes, int], bytes],
 ) -> Any:
-    """A stream that stands at offset 20: ten letters, of which it would accept the even ones today, and ten rows."""
+    """A stream at offset 20 with ten rows and ten dead letters. It would accept the even dead letters today."""
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
     ensure_table(load_catalog(None), stream.spec)
     tables = open_stream(stream.spec).tables
@@ -145,7 +145,7 @@ def dead_letters(live: Any) -> dict[int, tuple[str, int | None]]:
 
 
 def check_settled(live: Any, replays: int | None = 1) -> None:
-    """Each record is in one table, and nothing is left of the replay."""
+    """Check that each record is in one table, and that the replay left nothing behind."""
     assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
     assert dead_letters(live) == dict.fromkeys(BAD, ("NotAnObject", replays))
     tables = open_stream(live.spec).tables
@@ -169,7 +169,7 @@ def check_audit(live: Any) -> None:
 def test_a_dry_run_counts_all_records_of_a_small_replay(
     tmp_path: Path, declared_stream: Callable[..., Any], event: Any
 ) -> None:
-    """A sample would read the first half of each eighth, where all records are valid."""
+    """A sample would contain only the first half of each eighth, where all records are valid."""
     stream, count = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1"), 4000
     ensure_table(load_catalog(None), stream.spec)
     committer = Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: {("events", 0): 0})
@@ -231,7 +231,7 @@ def test_dead_letters_between_rows_are_replayed_as_one_offset_range(
 def test_dead_letters_that_repeat_a_row_are_dropped_if_the_stream_drops_repeats(
     live: Any, key: str, landed: Sequence[int]
 ) -> None:
-    """All letters have the note of the rows, and an event time less than a second away."""
+    """All dead letters have the rows' note, and an event time less than a second away."""
     spec = live.spec.model_copy(update={"dedupe": Dedupe(key=(key,), within=timedelta(seconds=1))})
     (done,) = replay(open_stream(spec), Selection())
     repeated = len(GOOD) - len(landed)
@@ -438,7 +438,7 @@ def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: 
 
 
 def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection) -> None:
-    """Discard letters after a replay has copied them, which leaves them out, and when it has staged the others."""
+    """Discard dead letters after a replay has copied them, which omits them, and when it has staged the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BackfillCommitter, "publish", _killed)
         discard_once_copied(patch, spec, discarded)
@@ -519,7 +519,7 @@ STEPS_MADE = 22
 
 @contextmanager
 def killed_at(step: int, *, after: bool = False) -> Iterator[Counter[str]]:
-    """Die before or after the n-th change, from 0 on; counts those that were made."""
+    """Die before or after the n-th change, counted from 0. Yields the number of changes made."""
     made: Counter[str] = Counter()
     number = itertools.count()
 
@@ -548,7 +548,7 @@ def in_turns(steps: int) -> list[Any]:
 
 
 def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
-    """Replay all letters, and die at that change if there is one: then True."""
+    """Replay all dead letters, and die at this change if it exists. Return whether it died."""
     with killed_at(step, after=after):
         try:
             replay(open_stream(spec), Selection())

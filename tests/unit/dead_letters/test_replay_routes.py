@@ -44,7 +44,7 @@ BEFORE = {"main": 1, RAW_A: 2}
 
 @dataclass
 class Shop(MadeRoute):
-    """Its dead letters keep what their records were."""
+    """A routed stream whose dead letters keep their records' values."""
 
     def _rows(self, schema: pa.Schema, offsets: Any, *, dead_letters: bool) -> pa.Table:
         rows = super()._rows(schema, offsets, dead_letters=dead_letters)
@@ -256,7 +256,7 @@ def test_a_cut_during_a_replay_reads_the_tables_again_or_is_refused(
     load = cutting.load_route_tables
 
     def replayed(*args: Any, **more: Any) -> Any:
-        """Home and the dead letters are loaded; the tables of the route are not."""
+        """Replay with the default table and the dead letters loaded, but no routed tables."""
         monkeypatch.setattr(cutting, "load_route_tables", load)
         replay(open_stream(made.spec), Selection())
         return load(*args, **more)
@@ -327,7 +327,7 @@ def test_a_period_is_audited_only_for_the_replay_batches_that_it_contains(
 
 
 def cut_at(made: Shop, folder: Path, ms: int) -> dict[str, int]:
-    """The rows of each table in the cut of a time."""
+    """Return each table's rows in the cut of a time."""
     text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     (folder / "shop.yaml").write_text(yaml.safe_dump(text))
     moment = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
@@ -341,7 +341,7 @@ def cut_at(made: Shop, folder: Path, ms: int) -> dict[str, int]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Each commit has a second of its own."""
+    """A clock that gives each commit a separate second."""
     found = itertools.count(time.time_ns() // 1_000_000 + 60_000, 1_000)
     monkeypatch.setattr("frazil.clock.now_ms", lambda: next(found))
     return found

@@ -86,7 +86,7 @@ def at(minute: int) -> datetime:
 
 @dataclasses.dataclass
 class World:
-    """An upsert stream whose letters are there, as `tests/unit/dead_letters/test_replay.py` has one that appends."""
+    """An upsert stream with dead letters, like the append stream of `tests/unit/dead_letters/test_replay.py`."""
 
     stream: Any
     epoch: int
@@ -101,7 +101,7 @@ class World:
         return dataclasses.replace(open_stream(spec).tables, merging=merging)
 
     def write(self, records: dict[int, Change], dead_letters: dict[int, Change | None], *, read: int) -> None:
-        """A batch of the writer, up to an offset."""
+        """Commit a batch of the writer, up to an offset."""
         self.batch += 1
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
@@ -154,7 +154,7 @@ class World:
         assert audit_upserts(self.stream.spec, tables).errors == ()
 
     def check_files(self) -> None:
-        """No file of the lane is there that no snapshot needs."""
+        """Check that a snapshot needs each file of the backfill branch."""
         table = self.stream.table()
         needed = {
             entry.data_file.file_path
@@ -263,7 +263,7 @@ def test_dead_letters_are_merged_in_their_order_and_landed_or_stale_ones_are_rem
 
 
 def interrupted(live: World) -> None:
-    """A replay that has staged its letters, and nothing of them is published."""
+    """A replay that has staged its dead letters, but published nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BackfillCommitter, "publish", _killed)
         with pytest.raises(Killed):
@@ -387,7 +387,7 @@ def test_a_reset_to_before_a_replay_drops_it_and_the_next_replay_skips_records_r
 
 
 def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
-    """A row of the former topic has a greater offset, and looks newer than such a letter."""
+    """A row of the former topic has a greater offset, and looks newer than such a dead letter."""
     source, target = SourceIdentity("cluster", {"events": "made again"}), {("events", 0): 0}
     marker_changes.reset(live.tables, target=target, source=source, seen=read_state_before_reset(live.tables))
     epoch = Committer.take_over(live.tables, source=source, initial=dict).epoch

@@ -197,7 +197,7 @@ def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
 
 
 def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """Let every disk have that many bytes left, whatever the tests' own has."""
+    """Make every disk report this much free space, whatever the real disk has."""
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _place: SimpleNamespace(free=free))
 
 

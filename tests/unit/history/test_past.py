@@ -136,7 +136,7 @@ def test_aging_the_history_reports_which_parts_changed() -> None:
 
 
 def test_a_ten_minute_point_replaces_the_minutes_that_it_contains() -> None:
-    """A writer was killed between its put of the tens and that of the minutes."""
+    """A writer was killed after it wrote the ten-minute points, but before the minutes."""
     past = StreamHistory()
     past.add(Point(NOW, records=3))
     killed = past.copy()

@@ -52,7 +52,7 @@ MARKER = Marker("s", BatchKey(4, 0), None, {("t", 0): 10}, SourceIdentity("c", {
 
 
 class Storage(LocalStore):
-    """A local storage that fails, or hangs, when told."""
+    """A local storage that fails or hangs on request."""
 
     def __init__(self) -> None:
         self.fails: Exception | None = None

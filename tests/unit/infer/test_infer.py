@@ -48,7 +48,7 @@ def proposed(of: Sample) -> tuple[str, StreamSpec]:
 
 
 def rejected(spec: StreamSpec, of: Sample) -> list[str]:
-    """Why the stream does not take some of the sample's records."""
+    """Return why the stream rejects some of the sample's records."""
     whole = table_schema(spec)
     check_supported(whole, spec.source.format)
     filled = value_schema(record_schema(whole, spec.coordinates), spec.key_header_columns)

@@ -32,7 +32,7 @@ from tests.unit.ingest.test_json_texts import avro, declared, decode
 
 
 def loaded(value: str, column: dict[str, Any], **more: Any) -> Any:
-    """Given: the JSON text of the field x; none if empty. Returns the column's value, or the error of a dead letter."""
+    """Load the JSON text of the field x; empty means no field. Return the column's value, or a dead letter's error."""
     record = f'{{"x": {value}, "y": 1}}' if value else '{"y": 1}'
     decoded = decode([record.encode()], declared({"x": column, "y": "int"}, **more))
     if decoded.rejections:

@@ -64,7 +64,7 @@ def test_an_avro_value_in_an_envelope_fills_its_column_as_documented(
 
 
 def of_avro(text: str, kind: Any) -> Any:
-    """What a writer of Avro takes for a value of JSON."""
+    """Return what an Avro writer accepts for a JSON value."""
     if isinstance(kind, dict) and kind.get("logicalType") == "decimal":
         return Decimal(text)
     value = json.loads(text)
@@ -74,7 +74,7 @@ def of_avro(text: str, kind: Any) -> Any:
 
 
 def plain_longs(schema: Any) -> Any:
-    """The schema without logical types of times: the writer takes the numbers themselves."""
+    """Return the schema without logical time types: the writer accepts the numbers themselves."""
     if isinstance(schema, list):
         return [plain_longs(part) for part in schema]
     if not isinstance(schema, dict):

@@ -219,7 +219,7 @@ def test_unpacking_headers_takes_linear_time():
 
 
 def test_a_record_with_too_many_new_fields_adds_none_and_hides_none_of_the_others():
-    """Its keys would take all columns that the table may still get, the first of the alphabet."""
+    """Its keys come first in the alphabet, and would use all columns that the table may still get."""
     drift = staged("json", [an_object(MAX_OBJECT_FIELDS + 1), b'{"zone": 1, "i": 2}'])
     requested, (refused,) = requested_changes(drift)
     assert [change.path for change in requested] == [("zone",)]

@@ -48,7 +48,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
 
 
 def alone(value: bytes | None) -> Any:
-    """What becomes of a record, line by line."""
+    """Return a record's outcome, line by line."""
     parts = [line for line in (value or b"").split(b"\n") if line.strip(b" \t\r")]
     if not parts:
         return outcomes(ONE(RecordChunk.of_values([value])), 1)[0]

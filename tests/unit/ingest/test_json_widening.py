@@ -108,7 +108,7 @@ def test_new_fields_of_a_record_that_would_stay_refused_do_not_count():
 
 @pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
 def test_a_column_name_that_json_must_escape_is_refused(name: str):
-    """Others may have made one."""
+    """Other programs may have created such a column."""
     odd = Schema(NestedField(1, "o", StructType(NestedField(2, name, LongType()))))
     with pytest.raises(SpecError, match=r"schema\.o: the name of column .* JSON escapes; rename it"):
         create_decoder("json", odd, {})

@@ -67,7 +67,7 @@ Trouble = int | tuple[int, ...]
 
 
 class MadeLibrary:
-    """What `ColumnReader` calls; it counts how often each message is destroyed."""
+    """The functions that `ColumnReader` calls. Counts how often each message is destroyed."""
 
     def __init__(self, sent: Sequence[Sent], trouble: Trouble = 0) -> None:
         self._trouble = trouble
@@ -248,7 +248,7 @@ PLACES = [("a", 0), ("a", 3), ("b", 0), ("c", 1)]
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], list[Sent]]:
-    """Ranges, and what a consumer says about them: records with gaps, some past the end, ends, and errors."""
+    """Ranges, and a consumer's answers: records with gaps, some past the end, ends, and errors."""
     ranges, queues = [], []
     for topic, partition in draw(st.lists(st.sampled_from(PLACES), unique=True, min_size=1)):
         start = draw(st.integers(0, 5))

@@ -151,7 +151,7 @@ def test_several_fields_partition_together_and_one_may_be_nested() -> None:
 
 
 def order_key(value: Any, *, nulls_first: bool, descending: bool) -> tuple[int, Any]:
-    """The order of one key by Iceberg's rules: NaN is the largest number; nulls are where they are put."""
+    """Return one key's sort order by Iceberg's rules: NaN is the largest number; nulls are where the term puts them."""
     if value is None:
         return (0 if nulls_first else 2, 0)
     number = (1, 0.0) if math.isnan(value) else (0, value)

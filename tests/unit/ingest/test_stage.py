@@ -84,7 +84,7 @@ class FakeReader:
 
 @dataclass
 class World:
-    """A stream's two tables as staging sees them, and what it makes of records."""
+    """A stream's two tables as staging sees them, and its outcome for records."""
 
     folder: Path
     spec: StreamSpec
@@ -185,7 +185,7 @@ def declared(
 
 
 def rows(result: StageResult, target: str) -> dict[int, dict[str, Any]]:
-    """What landed in a table, by offset; a record that is present twice fails."""
+    """Return a table's rows by offset; a repeated record fails."""
     found: dict[int, dict[str, Any]] = {}
     for file in result.files:
         if file.target == target:
@@ -375,7 +375,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
 
 
 class Poison:
-    """Statistics that cannot be made of files with certain values: a library's bug, of which nothing is known."""
+    """Statistics that fail for files with certain values, like an unknown bug of a library."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, is_bad: Callable[[int], bool], error: Exception) -> None:
         self.calls = 0

@@ -35,7 +35,7 @@ def update(x: Any, **parts: Any) -> dict[str, Any]:
 
 
 def others(value: Any) -> list[Any]:
-    """Values that look like the form, and are none."""
+    """Return values that resemble a placeholder but are not one."""
     if isinstance(value, list):
         return [[], [*value, value[0]], [None, *value[1:]], value[1:] or [None]]
     return [{}, {**value, "": ""}, dict.fromkeys(value, "")] if isinstance(value, dict) else [""]

@@ -37,7 +37,7 @@ def test_a_missing_topic_is_distinguished_from_unavailable_brokers_and_is_awaite
 
 
 def answer(error: int | None) -> Future[str]:
-    """What a client answers of one topic."""
+    """Return a client's answer about one topic."""
     future: Future[str] = Future()
     future.set_exception(KafkaException(KafkaError(error))) if error is not None else future.set_result("there")
     return future

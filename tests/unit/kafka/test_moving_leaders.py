@@ -61,7 +61,7 @@ def cluster() -> Iterator[MockCluster]:
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often offsets were asked for."""
+    """Return how often offsets were requested."""
     counted: list[None] = []
     ask = AdminClient.list_offsets
 

@@ -22,7 +22,7 @@ RUN_ID = "01941f29-7c00-7000-8000-000000000001"
 
 
 class Backend:
-    """What is sent, by job, through clients that fail or hang when told."""
+    """The events that were sent, by job, through clients that fail or hang on request."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, LineageState]] = []

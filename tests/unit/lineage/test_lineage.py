@@ -44,7 +44,7 @@ def table(frazil_home: Path) -> Table:  # noqa: ARG001 - the embedded catalog's
 
 @dataclass
 class Sent:
-    """A client that keeps what it is given, and fails when told."""
+    """A client that stores its events, and fails on request."""
 
     events: list[tuple[LineageState, int, Totals, str | None]] = field(default_factory=list)
     inputs: tuple[Dataset, ...] = ()

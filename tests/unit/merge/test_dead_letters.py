@@ -35,7 +35,7 @@ BEGAN = datetime(2033, 5, 18, tzinfo=UTC)
 
 
 class Stream:
-    """Records of one topic, of which some were rejected at first. Offsets grow by one over all partitions."""
+    """Records of one topic, some of which were rejected at first. Offsets grow by one over all partitions."""
 
     def __init__(self, folder: Path, order_by: str | None) -> None:
         rules = MergeRules(("id",), order_by, ignored=tuple(field.name for field in COORDINATES))
@@ -63,7 +63,7 @@ class Stream:
 
 
 def record(offset: int, **more: Any) -> Row:
-    """One whose price no other record has, so that none leaves a row as it was."""
+    """Return a record with a unique price, so that it always changes its row."""
     at = BEGAN + timedelta(seconds=offset)
     return {"id": 0, "version": 1, "price": offset, "kafka_offset": offset, "kafka_timestamp": at, **more}
 
@@ -225,7 +225,7 @@ def falls(records: Sequence[Row], key: int) -> bool:
 def test_replaying_dead_letters_in_any_order_gives_the_table_of_a_stream_without_the_mistake(
     made: Any, order_by: str | None, partitions: int, records: list[Any], cuts: tuple[int, int]
 ) -> None:
-    """Except letters replayed after a later delete of their key, and keys whose order falls across a delete."""
+    """Except dead letters replayed after a later delete of their key, and keys whose order falls across a delete."""
     every = [made(n, {**of, "kafka_partition": n % partitions}) for n, of in enumerate(records)]
     valid = without_the_mistake(every, order_by)
     with TemporaryDirectory() as folder:
@@ -335,7 +335,7 @@ def test_with_equal_versions_a_row_stays_unless_its_record_precedes_the_dead_let
 def test_a_value_omitted_in_a_dead_letter_comes_from_an_earlier_dead_letter_or_row(
     tmp_path: Path,
 ) -> None:
-    """The letter leaves out a column, like an update that omits an unchanged large value."""
+    """The dead letter omits a column, like an update that omits an unchanged large value."""
     price = SCHEMA.find_field("price").field_id
     dead_letters = [record(1, price=10), record(9, price=None, **{OMITTED_COLUMNS: [price]})]
     for between, reported in ((0, 10), (5, 20)):

@@ -50,7 +50,7 @@ HOWS: list[RowRemoval] = ["auto", "copy-on-write", "merge-on-read"]
 
 
 class Model:
-    """What a dictionary makes of the changes."""
+    """A dictionary that applies the changes."""
 
     def __init__(self, order_by: str | None) -> None:
         self.order_by = order_by
@@ -78,7 +78,7 @@ class Model:
         return MergeCounts(**counts)
 
     def _batches_after(self, before: Row | None, change: Row) -> Row:
-        """A change with what the one before it tells about the columns that it keeps."""
+        """Return a change with the preceding change's values for the columns that it keeps."""
         if before is None or not change.get(OMITTED_COLUMNS):
             return change
         if before.get(CHANGE) == DELETE:
@@ -130,7 +130,7 @@ VALUES = st.fixed_dictionaries(
 
 
 def without_kept(change: dict[str, Any]) -> dict[str, Any]:
-    """What a change keeps, it does not tell; nor does a delete tell anything but its key and its order."""
+    """Return a change without the columns that it keeps; for a delete, only its key and order."""
     kept = {field.name for field in SCHEMA.fields if field.field_id in (change[OMITTED_COLUMNS] or ())}
     if change[CHANGE] == DELETE:
         kept |= {"price", "tags"}
@@ -362,7 +362,7 @@ def test_a_delete_file_for_many_data_files_is_split_once(tmp_path: Path):
 
 
 def bare(**more: Any) -> Row:
-    """A delete that tells nothing but its key, as a tombstone does."""
+    """Return a delete with only its key, like a tombstone."""
     return {"id": 0, "part": "a", "version": None, "price": None, "tags": None, CHANGE: DELETE, **more}
 
 

@@ -126,7 +126,7 @@ def test_a_struct_with_the_fields_of_a_variant_is_copied_from_a_file_without_fie
 
 
 def test_the_paths_in_a_delete_file_may_take_more_memory_than_an_array_of_texts(tmp_path: Path) -> None:
-    """See apache/iceberg-python#1733: 14 million deleted rows with paths of 150 characters take as much."""
+    """See apache/iceberg-python#1733: 14 million deleted rows with paths of 150 characters need that much."""
     table = table_of(tmp_path, LongType())
     file, count = made(MIB, name="s3://bucket/" + "x" * 200_000), 11_000
     written = write_deletes(load_file_io({}), file, np.arange(count), target=table.target)

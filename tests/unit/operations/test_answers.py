@@ -39,7 +39,7 @@ def answers(clock: Clock) -> AnswerCache:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What hangs until a test lets it go on."""
+    """A step that hangs until a test releases it."""
     event = threading.Event()
     yield event
     event.set()

@@ -42,7 +42,7 @@ BEGIN_MS = NOW_MS - DAY_MS
 
 
 def snapshots(*reported: tuple[int, dict[str, str]]) -> Any:
-    """The metadata of a table with these, oldest first, each with its time."""
+    """Return table metadata with these snapshots, oldest first, each with its time."""
     made = [
         Snapshot(
             **{"snapshot-id": n, "parent-snapshot-id": n - 1 or None, "sequence-number": n, "timestamp-ms": at_ms},
@@ -118,7 +118,7 @@ def test_a_discard_is_reported_with_user_and_reason_and_remaining_counts_are_nev
 
 
 def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
-    """How many records were rejected for one reason, and how many of them are dead letters."""
+    """Return the number of records rejected for one reason, and how many of them are still dead letters."""
     treatments = find_treatments(snapshots(*dead_letters), main, "orders", since_ms=BEGIN_MS)
     (found,) = count_rejected(main, "orders", treatments, now_ms=NOW_MS)
     return found.count, found.remaining
@@ -159,14 +159,14 @@ def test_a_dead_letter_summary_that_would_be_too_long_combines_hours_and_then_om
 
 
 class World:
-    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell about them."""
+    """A stream's dead letters by time of rejection and error class, and the snapshots that count them."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.dead_letters = draw, list[tuple[int, str]]()
         self.main, self.treatments = list[tuple[int, dict[str, str]]](), list[tuple[int, dict[str, str]]]()
 
     def reject(self, now_ms: int) -> None:
-        """A batch that took a while to be committed."""
+        """Reject the records of a batch that took a while to commit."""
         found = [
             (now_ms - self.draw.randrange(USUAL_COMMIT_DELAY_MS), self.draw.choice("AB"))
             for _ in range(self.draw.randint(1, 4))
@@ -176,7 +176,7 @@ class World:
         self.main.append(batch(now_ms, **{name: Reason(count) for name, count in counts.items()}))
 
     def treat(self, now_ms: int, max_summary: int) -> None:
-        """Some leave, and some get another class, each as likely."""
+        """Remove some dead letters, and change the class of others, as a replay does."""
         share = self.draw.choice((0.2, 1))
         chosen = [one for one in self.dead_letters if self.draw.random() < share]
         come = [(at_ms, self.draw.choice("AB")) for at_ms, _ in chosen if self.draw.random() < 0.3 and share < 1]

@@ -62,7 +62,7 @@ def test_the_last_spans_have_no_rate_while_their_batch_may_be_under_way():
 
 
 def written(until_ms: int, every_ms: int) -> tuple[Point, ...]:
-    """What a writer with 50 records a second has put by then: a batch each `every_ms`, whose records are 2 s old."""
+    """Return what a writer with 50 records/s has committed by then: a batch every `every_ms`, with records 2 s old."""
     past = StreamHistory()
     for measured_ms in range(BEGAN_MS, until_ms, MINUTE_MS):
         past.add(Point(measured_ms, lag=0, interval_ms=every_ms))

@@ -62,7 +62,7 @@ def test_referenced_schemas_come_before_their_user_and_only_once(server: MadeReg
 def test_the_first_of_two_versions_of_a_referenced_schema_is_used_as_in_confluents_clients(
     server: MadeRegistry,
 ) -> None:
-    """See confluentinc/schema-registry#4381: unless told otherwise, a registry accepts them."""
+    """See confluentinc/schema-registry#4381: by default, a registry accepts them."""
     a, old, new = ("A", "a", 1), ("B", "b", 1), ("B", "b", 2)
     server.answers = {
         "/schemas/ids/1": referring("top", a, new),

@@ -40,7 +40,7 @@ resources: {master: 'spark://m:7077', deploy-mode: cluster}
 
 
 class Cluster:
-    """A cluster that runs what a test says. It is the submitter, and each of its drivers."""
+    """A cluster that runs what a test requests. It is both the submitter and each of its drivers."""
 
     def __init__(self) -> None:
         self.state = DriverStatus(DriverState.RUNNING, "it runs on w:1")
@@ -398,7 +398,7 @@ def test_a_driver_that_ends_without_a_report_is_explained_by_the_end_of_its_log(
 
 
 class KubernetesApi(BaseHTTPRequestHandler):
-    """Keeps the pods that it is asked to create, which run as soon as they exist, and deletes them."""
+    """Creates the requested pods, which run as soon as they exist, and deletes them."""
 
     pods: ClassVar[dict[str, dict[str, Any]]] = {}
     created: ClassVar[list[str]] = []
@@ -432,7 +432,7 @@ class KubernetesApi(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def kubernetes() -> Iterator[tuple[type[KubernetesApi], str]]:
-    """An API server, which is asked over HTTP, and its address."""
+    """Yield a Kubernetes API server and its HTTP address."""
     api = type("Api", (KubernetesApi,), {"pods": {}, "created": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), api) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

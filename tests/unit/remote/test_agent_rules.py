@@ -142,7 +142,7 @@ def test_a_submission_without_a_response_is_awaited_and_then_repeated() -> None:
 
 
 def test_a_driver_that_starts_after_its_agent_has_ended_finds_the_stop_request() -> None:
-    """The cluster may have it in a queue: no one has heard from it."""
+    """The driver may be in the cluster's queue, so it has not reported yet."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (AgentAction.ASK_TO_STOP, 0)
     assert decided(**lost, force=True, ordered_since_s=SUBMISSION_TIMEOUT_S) == (AgentAction.KILL, 0)

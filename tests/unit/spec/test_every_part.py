@@ -90,7 +90,7 @@ PYDANTIC = (
 
 
 def check_sentences(text: str, keys: Sequence[str], classes: set[str]) -> None:
-    """Each line has the file, a key from the file, and words for people."""
+    """Check that each line has the file, a key from the file, and a readable sentence."""
     for line in text.splitlines():
         found = re.fullmatch(rf"{re.escape(str(FILE))}: ([\w.'-]+): (.+)", line)
         assert found, line

@@ -911,7 +911,7 @@ def with_type(text: str) -> dict[str, Any]:
 def test_no_text_in_a_declaration_takes_long_to_validate_or_gives_a_long_error(
     declare: Declare, changes: dict[str, Any]
 ) -> None:
-    """Pages and DAG files read every declaration: one that takes minutes stops them all."""
+    """Pages and DAG files read every declaration: a slow one would block all of them."""
     path = declare(**changes)
     try:
         load_stream(path)
@@ -929,7 +929,7 @@ REPEATED = "m0: &m0 [a]\n" + "".join(f"m{i}: &m{i} [{', '.join([f'*m{i - 1}'] * 
     ids=["merges", "lists", "a list that has itself"],
 )
 def test_multiplying_yaml_aliases_are_refused_before_they_are_resolved(tmp_path: Path, text: str) -> None:
-    """Two kilobytes would else take hours, in each process that reads declarations."""
+    """Otherwise two kilobytes would take hours, in each process that reads declarations."""
     path = tmp_path / "x.yaml"
     path.write_text(text)
     loading = "import sys, pathlib, frazil.spec.load as spec; spec.load_stream(pathlib.Path(sys.argv[1]))"

@@ -53,7 +53,7 @@ class End:
 
 @dataclass(frozen=True)
 class Views:
-    """What four places show of one stream at one moment."""
+    """One stream at one moment, as four places show it."""
 
     task: str
     page: str

@@ -49,7 +49,7 @@ class Killed(BaseException):
 
 
 class Broken:
-    """What the catalog refuses, by the method's name and the table."""
+    """The calls that the catalog refuses, by method name and table."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refused: set[tuple[str, str]] = set()
@@ -81,7 +81,7 @@ class Shop(MadeRoute):
     is_ending = False
 
     def start(self) -> Shop:
-        """Another process takes over."""
+        """Take over in another process."""
         self.__dict__.pop("tables", None)
         retry_policy = RetryPolicy(clock=lambda: self.waited_s, wait=self._wait)
         self.__dict__["tables"] = dataclasses.replace(self.tables, retry_policy=retry_policy)
@@ -246,7 +246,7 @@ def test_a_table_changed_while_it_could_not_be_loaded_gets_its_rows_in_its_own_c
 
 @pytest.fixture
 def refusing_rows(made: Shop, broken: Broken) -> Shop:
-    """`A` was made at last, with its marker, and two rows wait for it; it refuses them until `broken.met` is reset."""
+    """`A` exists now, with its marker, and two rows wait for it. It refuses them until `broken.met` is reset."""
     broken.refused = {("create_table", A)}
     made.land(a=2)
     broken.refused.clear()

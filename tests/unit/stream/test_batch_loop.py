@@ -47,7 +47,7 @@ class Answers:
 
 
 class Runner:
-    """Commits whatever it is given."""
+    """A runner that commits every batch."""
 
     def __init__(self) -> None:
         self.emitted: list[StreamEvent] = []

@@ -91,7 +91,7 @@ class MergingWriter:
         return found
 
     def after(self, minutes: int) -> Decision | None:
-        """What the supervisor decides that many minutes later."""
+        """Return what the supervisor decides this many minutes later."""
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())

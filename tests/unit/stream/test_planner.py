@@ -79,7 +79,7 @@ class StandInKafka:
 
 
 class World:
-    """A planner, its Kafka and a clock that only moves when told."""
+    """A planner, its Kafka, and a clock that only tests move."""
 
     def __init__(self, folder: Path, **policy: object) -> None:
         self.now = 1000.0
@@ -111,7 +111,7 @@ class World:
         )
 
     def after(self, seconds: float) -> Position:
-        """The position after some seconds in which it was asked once a second."""
+        """Return the position after some seconds of one poll per second."""
         position = self.planner.position
         for _ in range(int(seconds)):
             self.now += 1.0

@@ -44,7 +44,7 @@ MARKER = Marker(
 
 
 class Bench:
-    """A reporter over a real run folder, beaten by hand under a clock that only moves when told."""
+    """A reporter over a real run folder. Tests write its heartbeats and move its clock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_ms = folder, 1_800_000_000_000
@@ -248,7 +248,7 @@ def test_a_batch_is_not_stalled_while_its_shuffle_writers_advance(bench: Bench, 
 
 
 def test_a_batch_that_reads_records_left_by_a_commit_is_not_reported_as_stalled(bench: Bench, tmp_path: Path):
-    """A sample between a commit and the next phase must not take the landed batch for one that reads these records."""
+    """A sample between a commit and the next phase must not take the landed batch for one that still reads."""
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.set_progress(progress)
     bench.waits()

@@ -61,7 +61,7 @@ class Reader:
 
 
 class Shop:
-    """A stream with a route to `shop.a` and `shop.b`, and what a task makes of its records."""
+    """A stream with a route to `shop.a` and `shop.b`, and a task's results for its records."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, route: Mapping[str, Any] | None = None, **more: Any) -> None:
         named = {"by": "field", "name": "kind", "tables": {"a": "shop.a", "b": "shop.b"}}

@@ -586,7 +586,7 @@ def test_no_stall_is_reported_while_offsets_and_watermark_both_move_within_three
 def test_offsets_that_do_not_move_while_records_are_unread_are_always_reported(
     healthy: list[int], unread: dict[tuple[str, int], int], growth: int, phase: Phase, *, planner_runs: bool
 ):
-    """Within three intervals and two periods of the heartbeat, whatever went before and whatever the writer is at."""
+    """Within three commit intervals and two heartbeats, whatever happened before and whatever the writer does."""
     writer = Writer()
     for n, seconds in enumerate(healthy, start=1):
         writer.passes(seconds * SECOND)

@@ -37,7 +37,7 @@ COUNTS = st.lists(st.integers(0, 20_000), min_size=1, max_size=60)
 
 
 def evaluated(seen: list[tuple[timedelta, int, int]], bounds: MetadataBounds = BOUNDS) -> list[Throttle]:
-    """What is thought after each of some commits, by when they are and the snapshots and manifests that they leave."""
+    """Return the decision after each of these commits, given its time, and the snapshots and manifests it leaves."""
     found: list[Throttle] = []
     for at, snapshots, manifests in seen:
         measure = MetadataMeasurement(snapshots, manifests, 0.5, at // timedelta(milliseconds=1))
@@ -211,7 +211,7 @@ def at_noon(rows: int) -> dict[str, pa.Array]:
 
 @dataclass
 class Writer:
-    """What a batch tells after it landed, with all but Kafka and Spark."""
+    """Reports after a landed batch like a writer, without Kafka and Spark."""
 
     spec: StreamSpec
     folder: Path

@@ -71,7 +71,7 @@ class Reader:
         return self.whole.find_readable_end(TP, self.start, len(self.topics.log))
 
     def settled(self) -> int:
-        """After as many looks as it takes."""
+        """Poll until the position no longer changes. Return it."""
         self.readable()
         return self.readable()
 
@@ -167,7 +167,7 @@ def test_a_new_writer_knows_the_transactions_that_were_read_before_its_start(top
 def test_a_new_writer_knows_the_last_transaction_regardless_of_records_read_since(
     topics: StandInTopics, between: int
 ) -> None:
-    """Rows of a snapshot have none; and retention may have taken the transaction itself."""
+    """Rows of a snapshot have no transaction; and retention may have removed the transaction itself."""
     for number in (1, 2):
         topics.log.append(EventTransaction(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)

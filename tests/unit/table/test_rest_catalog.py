@@ -75,7 +75,7 @@ FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not respond lik
 def test_an_answer_of_a_server_that_is_not_a_catalog_gives_one_sentence(
     server: TroubledProxy, answer: Answer, said: str
 ) -> None:
-    """Only what Iceberg's own answer says is a mistake for good; a gateway whose catalog is away looks like others."""
+    """Only Iceberg's own error format is permanent; a gateway without its catalog looks like other servers."""
     server.trouble = instead(answer)
     assert re.match(said, opened(server))
 
@@ -126,7 +126,7 @@ def test_properties_that_pyiceberg_expects_as_mappings_are_nested() -> None:
 
 
 class Tokens:
-    """An OAuth2 server and a REST catalog in one, whose tokens expire when the test says so."""
+    """An OAuth2 server and a REST catalog in one. Its tokens expire when a test says so."""
 
     def __init__(self) -> None:
         self.given = 0

@@ -14,7 +14,7 @@ from frazil.table.unresponsive import Unresponsive, run_with_timeout
 
 
 class Service:
-    """A service that fails with `error` after `took_s` of a clock that stands still otherwise."""
+    """A service that fails with `error` after `took_s` of a clock that moves only then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.calls = 100.0, 0
