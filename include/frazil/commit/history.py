@@ -184,7 +184,7 @@ def is_fold(snapshot: Snapshot) -> bool:
 
 
 def is_replace(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot has the same rows in other files or manifests. Excludes folds by writers."""
+    """Return whether a snapshot only moved its parent's rows to other files or manifests. Excludes folds by writers."""
     is_operation = snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
     return is_operation and not is_fold(snapshot)
 

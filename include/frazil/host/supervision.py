@@ -28,7 +28,7 @@ class Starter(StrEnum):
     """A shared application runs, and starts the writers of its streams."""
     SUPERVISOR = "supervisor"
     SILENT_SUPERVISOR = "silent supervisor"
-    """A supervisor has watched the stream on this host, but not lately."""
+    """A supervisor has watched the stream on this host, but not recently."""
     NOTHING = "nothing"
     """No supervisor has ever watched the stream on this host."""
 

@@ -1,4 +1,4 @@
-"""Reads a batch's changes, finds the newest change of each key, and decides its outcome if the key is in the table."""
+"""Reads a batch's changes, finds each key's newest change, and decides whether it applies to the table's row."""
 
 from __future__ import annotations
 

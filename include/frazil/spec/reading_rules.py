@@ -189,7 +189,7 @@ def _find_conversion_problems(
 
 
 def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
-    """Return whether a value's YAML type suits the column. Reading the records checks the value's content."""
+    """Return whether a value's YAML type suits the column. The decoder checks its content."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

@@ -404,7 +404,7 @@ def _state_without_problems(stream: StreamState, spec: StreamSpec, *, now_ms: in
         return State.ELSEWHERE, ""
     if stream.last_commit_at_ms is None and stream.writer.ended_at_ms is None:
         return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {stream.name}`, to begin"
-    return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
+    return State.STOPPED, "no writer runs on this host, and nothing was committed recently"
 
 
 def describe_desired(stream: StreamState, *, now_ms: int) -> str:

@@ -30,7 +30,7 @@ class State(StrEnum):
     STOPPING = "stopping"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """No writer runs on this host, and no other host has committed lately."""
+    """No writer runs on this host, and no other host has committed recently."""
     CRASH_LOOPING = "crash-looping"
     GIVEN_UP = "given up"
     REMOVED = "removed"

@@ -1,4 +1,4 @@
-"""A driver in YARN, with recorded responses of a ResourceManager of Hadoop 3.4.2 (`yarn_applications.json`)."""
+"""A driver in YARN, with responses of a ResourceManager of Hadoop 3.4.2 (`yarn_applications.json`)."""
 
 from __future__ import annotations
 
