@@ -139,7 +139,7 @@ class Bench:
             self.tables,
             source=SOURCE,
             initial=lambda: {("shop", 0): 0},
-            following=partial(Followers.load, self.tables, make=partial(create_missing_table, spec, self.tables)),
+            load_followers=partial(Followers.load, self.tables, make=partial(create_missing_table, spec, self.tables)),
         )
         self.marker = self._marker()
         self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)

@@ -54,7 +54,7 @@ class Process:
             initial=lambda: {TP: 0},
             first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
-            following=partial(
+            load_followers=partial(
                 Followers.load, self.tables, make=partial(create_missing_table, self.world.spec, self.tables)
             ),
         )

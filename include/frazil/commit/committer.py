@@ -66,7 +66,7 @@ class Committer:
         initial: Callable[[], Offsets],
         first_epoch: int = 1,
         after: int | None = None,
-        following: Callable[[Marker], Followers] | None = None,
+        load_followers: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
         """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
 
@@ -90,7 +90,7 @@ class Committer:
         tables.main.forget()
         taken = commit_marker(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
         committer = cls(tables, taken.key.epoch)._fence_dead_letters(source)
-        committer.followers = following(taken) if following else None
+        committer.followers = load_followers(taken) if load_followers else None
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:

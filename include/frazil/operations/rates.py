@@ -99,8 +99,8 @@ def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, .
 
 def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> Trend | None:
     """Return the trend of the last ten minutes; None without enough recorded points."""
-    lately = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
-    rates = [rate for rate in add_arrivals(compute_rates(lately), lately) if rate.arrived_per_s is not None]
+    recent = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
+    rates = [rate for rate in add_arrivals(compute_rates(recent), recent) if rate.arrived_per_s is not None]
     if len(rates) < 3:
         return None
     arrived, written = fmean(r.arrived_per_s or 0 for r in rates), fmean(r.records_per_s for r in rates)

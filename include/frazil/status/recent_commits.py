@@ -82,18 +82,18 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     if commits:  # the records of the oldest one arrived within an interval before it
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
-    lately = [*takewhile(lambda snapshot: snapshot.timestamp_ms >= now_ms - DAY_MS, history)]
-    measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(history) or 0)
+    last_day = [*takewhile(lambda snapshot: snapshot.timestamp_ms >= now_ms - DAY_MS, history)]
+    measured_since_ms = max(_measured_since(last_day, spec.name, now_ms=now_ms), _history_start_ms(history) or 0)
     recent = replace(
         compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
-        measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
+        measured=sum_commits(last_day, spec.name, since_ms=measured_since_ms),
         measured_ms=now_ms - measured_since_ms,
-        recent=sum_commits(lately, spec.name, since_ms=now_ms - recent_ms),
+        recent=sum_commits(last_day, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(history, spec.name, since_ms=now_ms - DAY_MS)
     rejecting = rejecting_commits(
-        (snapshot for snapshot in lately if snapshot.timestamp_ms >= (since_ms or 0)), spec.name
+        (snapshot for snapshot in last_day if snapshot.timestamp_ms >= (since_ms or 0)), spec.name
     )
     rejected = sum(parse_number(summary_value(snapshot, "frazil.rejected")) for snapshot in rejecting)
     if since_ms is None:
@@ -135,10 +135,10 @@ def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> 
     return commits
 
 
-def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
+def _measured_since(snapshots: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
     """Return the start of the measured period: an hour, or longer (up to a day) until it has `MIN_RECORDS` records."""
     records = 0
-    for snapshot in lately:
+    for snapshot in snapshots:
         records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records
         if records >= MIN_RECORDS:
             return min(snapshot.timestamp_ms, now_ms - HOUR_MS)
@@ -164,11 +164,11 @@ def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) ->
 
 def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> RecentCommits:
     """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
-    lately = list(takewhile(lambda commit: commit.at_ms > now_ms - over_ms, commits))
-    begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
-    span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms
+    recent = list(takewhile(lambda commit: commit.at_ms > now_ms - over_ms, commits))
+    begin_ms = commits[len(recent)].at_ms if len(recent) < len(commits) else None
+    span_ms = over_ms if begin_ms is not None else max(now_ms - recent[-1].at_ms, 1) if recent else over_ms
     # The records of the oldest commit arrived before the span, so they do not count.
-    counted = lately if begin_ms is not None or len(lately) < 2 else lately[:-1]
+    counted = recent if begin_ms is not None or len(recent) < 2 else recent[:-1]
     hour = [0] * LAST_HOUR_BUCKETS
     for commit in takewhile(lambda commit: commit.at_ms > now_ms - HOUR_MS, commits):
         hour[min((commit.at_ms - (now_ms - HOUR_MS)) * LAST_HOUR_BUCKETS // HOUR_MS, LAST_HOUR_BUCKETS - 1)] += (

@@ -342,7 +342,7 @@ class Epoch:
             initial=lambda: self.kafka.starts(spec.source.start, topics.partitions),
             first_epoch=1 + highest_epoch(tables),
             after=self.number,
-            following=partial(Followers.load, tables, make=make, atomic=spec.commit.atomic),
+            load_followers=partial(Followers.load, tables, make=make, atomic=spec.commit.atomic),
         )
         self.number = committer.epoch
         settled = settle(tables, committer)
