@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from frazil.ingest.formats.json.rest import Entries, Part
+from frazil.ingest.formats.json.rest import Entries, FilledPart
 from frazil.ingest.formats.json.text import STRING
 
 _TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
@@ -16,13 +16,13 @@ _WHITE = re.compile(rb"[ \t\r\n]*")
 _decode_name = msgspec.json.Decoder(str).decode
 
 
-def rest_of(text: bytes, part: Part) -> str | None:
+def rest_of(text: bytes, part: FilledPart) -> str | None:
     """Return the `rest` text of an object; None if no field is left."""
     left = _write_rest(text, _skip_white_space(text, 0), part)
     return None if left is None else left.decode()
 
 
-def _write_rest(text: bytes, at: int, part: Part) -> bytes | None:
+def _write_rest(text: bytes, at: int, part: FilledPart) -> bytes | None:
     if text.startswith(b"null", at):
         return None
     if isinstance(part, Entries) and not part.is_map:
@@ -31,7 +31,7 @@ def _write_rest(text: bytes, at: int, part: Part) -> bytes | None:
     members = []
     for start, name, value, end in _members(text, at):
         if isinstance(part, Entries):
-            inside: Part | None = part.each
+            inside: FilledPart | None = part.each
         elif name in part.taken:
             inside = part.taken[name]
         else:

@@ -16,7 +16,7 @@ from frazil.ingest.formats.avro.loop import Plan
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, filled_columns
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
-from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, column_parts, is_rest
+from frazil.ingest.formats.json.rest import Entries, Fields, FilledPart, Path, column_parts, is_rest
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
 _SKIP_OPERATIONS = {
@@ -110,7 +110,7 @@ class AvroProgram(LoopProgram):
         self._hidden = hidden
         self._skips: dict[int, int] = {}
         self._kept_types: list[AvroType] = []
-        self.rests: dict[int, Part | None] = {}
+        self.rests: dict[int, FilledPart | None] = {}
         """Fields of each SPAN operation that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
         """SPAN operations that read numbers. The JSON text has infinities as numbers, not as strings."""
@@ -325,7 +325,7 @@ def decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
-def use_written_names(part: Part | None, written: AvroType) -> Part | None:
+def use_written_names(part: FilledPart | None, written: AvroType) -> FilledPart | None:
     """Return `part` with the writer schema's field names. As in `column_parts`, None stands for the whole value."""
     if part is None:
         return None

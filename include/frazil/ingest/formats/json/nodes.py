@@ -13,7 +13,7 @@ from pyiceberg import types as iceberg
 
 from frazil.errors import SpecError
 from frazil.ingest.formats.json import types
-from frazil.ingest.formats.json.rest import Entries, Part, Path, column_parts, is_rest
+from frazil.ingest.formats.json.rest import Entries, FilledPart, Path, column_parts, is_rest
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 from frazil.pyiceberg_fixes import VariantType
 
@@ -232,7 +232,7 @@ class _NodeBuilder:
         row[SLOTS], row[MASK] = len(self._lists), max(children)
         self._lists += [children.get(index, -1) for index in range(1 + max(children))]
 
-    def _mark_rest(self, node: int, part: Part | None) -> None:
+    def _mark_rest(self, node: int, part: FilledPart | None) -> None:
         if part is None:
             return
         row = self._rows[node]

@@ -21,25 +21,25 @@ Path = tuple[str, ...]
 class Fields:
     """The fields of an object that fill columns. Other fields go to the `rest` column, unless hidden."""
 
-    taken: Mapping[str, Part | None]
+    taken: Mapping[str, FilledPart | None]
     """The parts inside each field that fill columns; None for the whole field."""
     hidden: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    each: Part
+    each: FilledPart
     is_map: bool
 
 
-Part = Fields | Entries
+FilledPart = Fields | Entries
 
 
 def is_rest(field: iceberg.NestedField, units: Units) -> bool:
     return units.get(field.field_id) == OF_REST
 
 
-def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
+def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> FilledPart | None:
     """Return the parts of a value that fill columns; None for the whole value. `hidden` has lower-case paths."""
 
     def below(*names: str) -> list[Path]:
@@ -66,7 +66,7 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
     return None
 
 
-def rest_of(text: bytes, part: Part, *, keeps_nulls: bool = True) -> bytes | None:
+def rest_of(text: bytes, part: FilledPart, *, keeps_nulls: bool = True) -> bytes | None:
     """Return the `rest` text of a JSON value without white space; None if no field is left.
 
     Unless `keeps_nulls`, omits null fields.
