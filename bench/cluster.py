@@ -65,7 +65,7 @@ def measure(streams: Path, name: str, cluster: EmbeddedSparkCluster | None, *, m
         deadline = time.monotonic() + DEADLINE_S
         while writer.poll() is None and time.monotonic() < deadline:
             last = used(trees)
-            if first is None and '"last_commit_snapshot": null' not in (said := _said(status)) and said:
+            if first is None and '"last_commit_snapshot": null' not in (said := _last_commit(status)) and said:
                 first = last
             time.sleep(POLL_INTERVAL_S)
         if writer.wait(10) != 0 or first is None:
@@ -82,7 +82,7 @@ def measure(streams: Path, name: str, cluster: EmbeddedSparkCluster | None, *, m
     return each
 
 
-def _said(status: Path) -> str:
+def _last_commit(status: Path) -> str:
     try:
         heartbeat = json.loads(status.read_text())
     except (OSError, ValueError):

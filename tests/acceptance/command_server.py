@@ -94,7 +94,7 @@ class Running:
         return not Path(f"{self._out}.code").exists()
 
     @property
-    def said(self) -> str:
+    def error_output(self) -> str:
         return Path(f"{self._out}.err").read_text(errors="replace")
 
     def signal(self, number: int) -> None:
@@ -104,7 +104,7 @@ class Running:
         """Wait until the command ends."""
         eventually(lambda: not self.runs, within_s=within_s)
         code = int(Path(f"{self._out}.code").read_text())
-        return Done(code, Path(f"{self._out}.out").read_text(), self.said)
+        return Done(code, Path(f"{self._out}.out").read_text(), self.error_output)
 
 
 class CommandServer:

@@ -33,7 +33,7 @@ def writer(world: World, situation: Situation) -> Running | None:
     already = world.running is not None
     running = world.running or world.run()
     if situation.red is None or (already and not situation.meets_a_running_writer):
-        assert world.quiet(running), running.said[-3000:]
+        assert world.quiet(running), running.error_output[-3000:]
         return running
     done = running.end()
     world.running = None
@@ -132,8 +132,8 @@ def _replaced(world: World, first: Running, second: Running) -> None:
     assert world.quiet(second, "two")
     world.fix()
     world.produce(2 * world.shape.partitions)
-    assert first.end().code == Fenced.exit_code, first.said[-3000:]
-    assert world.quiet(second, "two"), second.said[-3000:]
+    assert first.end().code == Fenced.exit_code, first.error_output[-3000:]
+    assert world.quiet(second, "two"), second.error_output[-3000:]
 
 
 def new_column(world: World, situation: Situation) -> None:

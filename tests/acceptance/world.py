@@ -379,7 +379,7 @@ class World:
         try:
             eventually(check)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {self.status(host)}\n{running.said[-3000:]}") from error
+            raise AssertionError(f"{error}: {self.status(host)}\n{running.error_output[-3000:]}") from error
         return running.runs
 
     def writer_pid(self, host: str = "one") -> int:

@@ -344,14 +344,14 @@ def test_the_page_of_a_tables_dag_shows_whether_its_windows_are_gated(tmp_path: 
     streams.mkdir()
     (streams / "shop.yaml").write_text(ROUTED)
 
-    def said(expectations: Path | None) -> str:
+    def description(expectations: Path | None) -> str:
         return str(partition_dags(streams, expectations=expectations)["frazil_partitions_shop.orders"].doc_md)
 
-    assert "have no quality gate: `partition_dags` is called without" in said(None)
-    assert f"have no quality gate: `{suites}` has no suite `shop.orders.json`." in said(suites)
+    assert "have no quality gate: `partition_dags` is called without" in description(None)
+    assert f"have no quality gate: `{suites}` has no suite `shop.orders.json`." in description(suites)
     suites.mkdir()
     (suites / "shop.orders.json").write_text("{}")
-    assert f"gate of its windows is `{suites / 'shop.orders.json'}`." in said(suites)
+    assert f"gate of its windows is `{suites / 'shop.orders.json'}`." in description(suites)
 
 
 @pytest.mark.parametrize(("named", "folder"), [("/suites", "/suites"), ("", str(CHECKOUT / "include/expectations"))])

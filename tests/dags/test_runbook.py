@@ -139,10 +139,10 @@ def give(rule: str, name: str, but: str = " ", *, fails: bool = True) -> str:
     """Run the commands of a part of an entry. Return their output."""
     given = [words for words in commands(rule, name) if but not in words]
     assert given, f"the entry {rule} has no command to {name.lower()}"
-    return "\n".join(said(words, fails=fails) for words in given)
+    return "\n".join(run_command(words, fails=fails) for words in given)
 
 
-def said(words: list[str], *, fails: bool = False) -> str:
+def run_command(words: list[str], *, fails: bool = False) -> str:
     done = CliRunner().invoke(frazil, words)
     assert isinstance(done.exception, FrazilError | SystemExit | None), (words, done.output)
     assert fails or done.exit_code == 0, (words, done.output, done.exception)
@@ -248,7 +248,7 @@ def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
     load_catalog(None).drop_table("city.rides")
     assert "table" in shift.red()
     (command,) = set(re.findall(r"^    (frazil register .+)$", shift.show("table"), re.MULTILINE))
-    assert "city.rides is in the catalog 'default' again" in said(shlex.split(command)[1:])
+    assert "city.rides is in the catalog 'default' again" in run_command(shlex.split(command)[1:])
     assert "table" not in shift.red()
     assert "each offset once" in shift.be_sure("table")
 

@@ -37,12 +37,12 @@ class RunningDemo:
             )
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         return self.output.read_text()
 
     def wait_until(self, text: str, within_s: float = 180) -> None:
-        eventually(lambda: text in self.said or self.process.poll() is not None, within_s=within_s)
-        assert text in self.said, self.said
+        eventually(lambda: text in self.printed or self.process.poll() is not None, within_s=within_s)
+        assert text in self.printed, self.printed
 
     def end(self, number: signal.Signals, within_s: float = 120) -> int:
         self.process.send_signal(number)
@@ -73,9 +73,9 @@ def test_a_port_in_use_is_one_sentence_with_the_make_variable_and_exit_code_1(fr
         port = str(taken.getsockname()[1])
         demo = RunningDemo(frazil_home, "--kafka-port", str(choose_free_port()), "--airflow-port", port)
         assert demo.process.wait(60) == 1
-    assert f"port {port}, wanted for the demo's Airflow, is taken" in demo.said
-    assert "make demo AIRFLOW_PORT=…" in demo.said
-    assert "Traceback" not in demo.said
+    assert f"port {port}, wanted for the demo's Airflow, is taken" in demo.printed
+    assert "make demo AIRFLOW_PORT=…" in demo.printed
+    assert "Traceback" not in demo.printed
 
 
 def test_missing_java_is_one_sentence_and_exit_1(
@@ -85,8 +85,8 @@ def test_missing_java_is_one_sentence_and_exit_1(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     demo = RunningDemo(frazil_home, *ports)
     assert demo.process.wait(60) == 1
-    assert "Java 17 is missing" in demo.said
-    assert "Traceback" not in demo.said
+    assert "Java 17 is missing" in demo.printed
+    assert "Traceback" not in demo.printed
 
 
 @pytest.mark.rotates(2)
@@ -96,11 +96,11 @@ def test_pods_need_a_node_and_a_catalog_that_they_can_reach(
     monkeypatch.delenv(BINARIES, raising=False)
     demo = RunningDemo(frazil_home, "--spark", "kubernetes", "--catalog", "rest", *ports)
     assert demo.process.wait(60) == 2
-    assert "pods cannot connect to the servers of CATALOG=rest: leave out CATALOG or SPARK" in demo.said
+    assert "pods cannot connect to the servers of CATALOG=rest: leave out CATALOG or SPARK" in demo.printed
     demo = RunningDemo(frazil_home, "--spark", "kubernetes", *ports)
     assert demo.process.wait(60) == 1
-    assert "Traceback" not in demo.said
-    assert demo.said.startswith(f"EnvironmentUnusable: {what_is_missing()}")
+    assert "Traceback" not in demo.printed
+    assert demo.printed.startswith(f"EnvironmentUnusable: {what_is_missing()}")
 
 
 @pytest.mark.rotates(2)
@@ -112,7 +112,7 @@ def test_an_interrupt_during_startup_leaves_no_process_behind(
     demo.wait_until("starting Kafka")
     eventually(lambda: left_behind(frazil_home))
     assert demo.end(number) == 130
-    assert "Traceback" not in demo.said
+    assert "Traceback" not in demo.printed
     assert left_behind(frazil_home) == []
 
 
@@ -129,7 +129,7 @@ def test_a_demo_after_a_killed_demo_ends_the_remaining_processes_and_starts_afre
     second = RunningDemo(frazil_home, *ports)
     second.wait_until("sent 334,880 flights")
     assert second.end(signal.SIGINT) == 130
-    assert "Traceback" not in second.said
+    assert "Traceback" not in second.printed
     assert left_behind(frazil_home) == []
 
 
@@ -158,7 +158,7 @@ def test_the_whole_demo_lands_every_flight_exactly_once(
     reachable_home: Path, ports: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     demo = RunningDemo(reachable_home, *words, *ports)
-    assert demo.process.wait(880) == 0, demo.said
-    assert "rows        336,776 of 336,776" in demo.said
-    assert "every flight is in the table exactly once" in demo.said
+    assert demo.process.wait(880) == 0, demo.printed
+    assert "rows        336,776 of 336,776" in demo.printed
+    assert "every flight is in the table exactly once" in demo.printed
     assert left_behind(reachable_home) == []

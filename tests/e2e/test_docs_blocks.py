@@ -159,7 +159,7 @@ def test_the_backfill_requests_in_the_guide_work(
     (block,) = [block for block in blocks(BACKFILL) if block.kind == "sh"]
     by_time, to_branch, by_event_time, of_files, status, abandon = block.program.splitlines()
 
-    def said(command: str) -> str:
+    def printed(command: str) -> str:
         words = shlex.split(
             command.replace('{"flights":', f'{{"{name}":').replace("s3://archive/flights/2013/", str(archive))
         )
@@ -167,12 +167,12 @@ def test_the_backfill_requests_in_the_guide_work(
         assert done.exit_code == 0, (command, done.exception, done.output)
         return done.output
 
-    assert "1,300" in said(by_time)
-    assert "100 in" in said(to_branch)
-    assert "on branch" in said(status)
-    assert "is abandoned" in said(abandon)
-    assert "published" in said(by_event_time)
-    assert said(of_files)
+    assert "1,300" in printed(by_time)
+    assert "100 in" in printed(to_branch)
+    assert "on branch" in printed(status)
+    assert "is abandoned" in printed(abandon)
+    assert "published" in printed(by_event_time)
+    assert printed(of_files)
     rows = load_catalog(None).load_table("demo.flights").scan(selected_fields=("flight",)).to_arrow()
     assert sorted(rows["flight"].to_pylist()) == list(range(1_300))
 

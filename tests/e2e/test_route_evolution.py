@@ -39,7 +39,7 @@ def rows(identifier: str, *names: str) -> list[tuple[Any, ...]]:
     return sorted((row["id"], *(row[name] for name in names)) for row in found)
 
 
-def letters(stream: Any) -> list[str]:
+def dead_letter_errors(stream: Any) -> list[str]:
     return sorted(letter["error"] for letter in stream.table("_dead_letters").scan().to_arrow().to_pylist())
 
 
@@ -85,7 +85,7 @@ def test_each_table_grows_by_the_fields_of_its_own_records(
     stream.catch_up()  # another process continues with the columns
     assert rows("test.a", "size") == [(0, 1), (4, None), (6, 2)]
     assert rows("test.b", "size") == [(1, "large"), (7, "small")]
-    assert letters(stream) == ["size: expected a whole number (long), got the string 'large'"]
+    assert dead_letter_errors(stream) == ["size: expected a whole number (long), got the string 'large'"]
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
@@ -103,14 +103,14 @@ def test_max_columns_applies_to_each_table_and_full_evolution_widens_only_the_ta
             stream.produce([record(number, "a", two=3)])
             eventually(lambda: len(rows("test.a")) == number - 1, within_s=60)  # noqa: B023 - within the round
         stream.produce([record(5, "a", size="x")])
-        eventually(lambda: letters(stream), within_s=60)
+        eventually(lambda: dead_letter_errors(stream), within_s=60)
     assert columns("test.a") == {"size": "int", "one": "long"}
     assert columns("test.b") == {"size": "long", "two": "long"}
     assert columns("test.events") == {"size": "int"}
     assert caplog.text.count("columns of test.a, so their values are ignored: 'two' would be column 10") == 2, (
         "once in each process"
     )
-    assert letters(stream) == ["size: expected a whole number (int), got the string 'x'"]
+    assert dead_letter_errors(stream) == ["size: expected a whole number (int), got the string 'x'"]
 
 
 @pytest.mark.parametrize("lost", ["before the batch", "of the last table"])
@@ -189,7 +189,7 @@ def test_rows_of_a_failing_table_keep_their_new_fields_and_other_tables_continue
     ]
     assert sorted(columns("test.of_c")) == ["gate", "load"]
     assert columns("test.b") == {"size": "long"}
-    assert letters(stream) == []
+    assert dead_letter_errors(stream) == []
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
@@ -230,7 +230,7 @@ def test_backfill_and_replay_fill_columns_that_only_one_routed_table_has(
     with open_backfill(stream.spec, parse_request({"stream": "events"})) as backfill, InProcessEngine() as engine:
         assert run(backfill, engine).records == 2
     assert (rows("test.a", "gate"), rows("test.b", "gate")) == ([(0, "A1")], [(1, 2)])
-    assert len(letters(stream)) == 1
+    assert len(dead_letter_errors(stream)) == 1
     routed("additive", route % ", z: test.a")
     stream.catch_up()
     replayed = frazil("dlq", "replay", "events")

@@ -35,8 +35,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 
 @contextmanager
-def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
-    """Repeat `work` in a thread. Yields a list that gets its errors."""
+def repeating(work: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Repeat `work` in a thread. Yields the list of its errors."""
     ended, failed = Event(), []
 
     def repeat() -> None:
@@ -70,7 +70,7 @@ def test_a_reader_never_sees_a_partial_multi_table_commit(address: tuple[str, st
             change.set_properties(rival=uuid4().hex)
 
     starts = 0
-    with beside(observe) as blind, beside(interfere):
+    with repeating(observe) as blind, repeating(interfere):
         for starts in range(1, commits + 2):
             command = [sys.executable, "-m", "tests.several_tables", *address, str(commits), str(FIRST_SEED + starts)]
             ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
@@ -96,7 +96,7 @@ def test_two_writers_of_the_same_tables_in_opposite_order_do_not_deadlock(addres
         return lambda: commit_number(tables, next(count), commit_atomically=commit_atomically, key=key)
 
     first = numbers("first", "a", "b", "c")
-    with beside(numbers("second", "c", "b", "a")) as failed:
+    with repeating(numbers("second", "c", "b", "a")) as failed:
         for _ in range(10):
             first()
     assert failed == []

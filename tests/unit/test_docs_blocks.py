@@ -287,7 +287,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(command: str) -> str:
+def printed(command: str) -> str:
     """Return what a page's `$ frazil …` prints here."""
     done = CliRunner().invoke(frazil, shlex.split(command.partition(" #")[0])[1:])
     assert done.exit_code in {0, 10}, done.exception
@@ -301,12 +301,12 @@ def test_validate_prints_the_output_shown_in_the_guide(folder: Path) -> None:
     (folder / "include/streams").mkdir(parents=True)
     (folder / "include/streams/_defaults.yaml").write_text(defaults)
     (folder / "include/streams/orders.yaml").write_text(declared)
-    assert said(valid[0]) == valid[1]
+    assert printed(valid[0]) == valid[1]
     wrong = declared.replace("customer: string", "customer: varchar").replace(
         "event-time: ordered_at", "event-time: orderd_at"
     )
     (folder / "include/streams/orders.yaml").write_text(wrong + "comit: {interval: 1m}\n")
-    assert says(said(broken[0]), broken[1]), said(broken[0])
+    assert says(printed(broken[0]), broken[1]), printed(broken[0])
 
 
 def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
@@ -318,4 +318,4 @@ def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
         block for block in blocks("docs/how-to/read-the-tables.md") if block.program.startswith("frazil catalog")
     ]
     for command, _ in (answer for block in requested for answer in block.answers()):
-        assert said(command.partition(" >")[0])
+        assert printed(command.partition(" >")[0])

@@ -51,7 +51,7 @@ def audited(made: MadeRoute, window: Period | None = None) -> Audit:
     return audit_stream(made.tables, window=window)
 
 
-def said(result: Audit) -> dict[str, str]:
+def error_findings(result: Audit) -> dict[str, str]:
     """Return the error findings by subject."""
     return {finding.where: finding.sentence for finding in result.errors}
 
@@ -69,7 +69,7 @@ def test_a_table_with_missing_rows_is_reported(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4})
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
     found = audited(made)
-    assert said(found) == {
+    assert error_findings(found) == {
         "shop.raw_a": "the table has 2 rows, but commit records count 4. By partition: shop-0: the route is missing 2 "
         "rows that the commit records count, at offsets 7 to 8"
     }
@@ -85,7 +85,7 @@ def test_a_row_in_the_wrong_table_is_reported_for_both_tables(made: MadeRoute) -
     other.append(orders.scan(row_filter="kafka_offset = 1").to_arrow().select([f.name for f in other.schema().fields]))
     orders.delete("kafka_offset = 1")
     found = audited(made)
-    assert said(found) == {
+    assert error_findings(found) == {
         "shop.orders": "the table has 2 rows, but commit records count 3",
         "shop.raw_a": "the table has 5 rows, but commit records count 4",
     }
@@ -98,7 +98,7 @@ def test_a_row_in_the_wrong_table_is_not_explained_with_missing_dead_letters(mad
     other.append(orders.scan(row_filter="kafka_offset = 1").to_arrow().select([f.name for f in other.schema().fields]))
     orders.delete("kafka_offset = 1")
     made.tables.dead_letters.refresh().delete()
-    found = said(audited(made))
+    found = error_findings(audited(made))
     assert found.keys() == {"shop.orders", "shop.raw_a", "shop-0"}
     assert found["shop.raw_a"] == "the table has 5 rows, but commit records count 4"
     assert "missing 2 dead letters" in found["shop-0"]
@@ -110,7 +110,7 @@ def test_a_row_in_two_tables_is_reported_as_one_row_too_many(made: MadeRoute) ->
     home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
-    assert said(found) == {
+    assert error_findings(found) == {
         "shop.other": "the table has 3 rows, but commit records count 2. By partition: shop-0: 1 row too many in the "
         "route, at offset 3"
     }
@@ -158,7 +158,7 @@ def test_the_audit_reports_a_dropped_table_and_a_missing_staged_file_of_a_table(
     load_catalog(None).drop_table("shop.raw_a")
     found = audited(made)
     sentences = [f"{f.where}: {f.sentence}" for f in found.errors]
-    assert any(said.startswith("shop.raw_a: the table is not in the catalog 'default'") for said in sentences)
+    assert any(sentence.startswith("shop.raw_a: the table is not in the catalog 'default'") for sentence in sentences)
     assert "shop.raw_a: the table has 0 rows, but commit records count 2" in sentences
     assert any(s.startswith("shop.raw_b: a file whose rows wait for the table is missing") for s in sentences)
 
@@ -185,14 +185,14 @@ def test_a_period_is_audited_by_the_batches_of_its_time(made: MadeRoute) -> None
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset = 5")
     clean = [audited(made, Period(begin + h * HOUR_MS, begin + (h + 1) * HOUR_MS)) for h in range(3)]
     assert [(result.clean, result.batches) for result in clean] == [(True, 1), (False, 1), (True, 1)]
-    assert "shop.raw_a" in said(clean[1])
+    assert "shop.raw_a" in error_findings(clean[1])
 
 
 def test_a_table_that_the_route_no_longer_has_is_audited_too(made: MadeRoute) -> None:
     made.run({"main": 1, "shop.orders": 2})
     load_catalog(None).load_table("shop.orders").delete("kafka_offset = 2")
     made.spec = shop(route=None)
-    assert "shop.orders" in said(audited(made))
+    assert "shop.orders" in error_findings(audited(made))
 
 
 @pytest.mark.parametrize(("table", "value"), [("shop.orders", "order"), ("shop.raw_a", "a")])
@@ -215,7 +215,7 @@ def test_a_renamed_table_declared_by_its_new_name_is_audited_as_one_table(
     assert audited(made).findings == ()
     assert audited(made, Period(begin - 1000, begin + 1000)).clean
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
-    assert said(audited(made)) == {
+    assert error_findings(audited(made)) == {
         "shop.moved": "the table has 4 rows, but commit records count 5. By partition: shop-0: the route is missing 1 "
         "row that the commit records count, at offset 2"
     }
@@ -345,7 +345,7 @@ def test_rows_of_a_recreated_topic_are_counted_in_addition_to_those_of_the_forme
     assert audited(made).errors, "all commits are counted together"
 
     load_catalog(None).load_table("shop.raw_b").delete("kafka_offset >= 150")
-    assert said(audited(made)) == {
+    assert error_findings(audited(made)) == {
         "shop-0": "the route is missing 16 rows that the commit records count, first between offsets 0 and 103; "
         "`--source` names them"
     }

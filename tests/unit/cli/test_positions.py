@@ -52,26 +52,26 @@ def target(to: str, seen: StateBeforeReset = SEEN, **more: Any) -> dict[tuple[st
     return find_target_offsets(ResetTarget(to, **more), state=seen, available=NOW, kafka=NO_KAFKA)
 
 
-def said(to: str, seen: StateBeforeReset = SEEN) -> str:
+def consequences(to: str, seen: StateBeforeReset = SEEN) -> str:
     plan = list_moves(target(to, seen), current=seen.held, available=NOW)
     return " ".join(describe_consequences(SPEC, plan, state=seen, available=NOW))
 
 
 def test_reset_to_marker_continues_at_the_marker_or_the_first_remaining_offset():
     assert target("marker") == {("t", 0): 10, ("t", 1): 40}
-    assert "skips 5 offsets; Kafka has already deleted 5 of them" in said("marker")
+    assert "skips 5 offsets; Kafka has already deleted 5 of them" in consequences("marker")
 
 
 def test_reset_to_earliest_reports_repeated_offsets_and_reset_to_latest_reports_skipped_ones():
-    assert "reads 40 offsets again" in said("earliest")
-    assert "skips 105 offsets" in said("latest")
+    assert "reads 40 offsets again" in consequences("earliest")
+    assert "skips 105 offsets" in consequences("latest")
 
 
 def test_after_a_rollback_a_reset_counts_skipped_offsets_from_the_position_of_the_table():
     back = StateBeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
-    assert "skips no records, and reads no records again" in said("table", back)
-    assert "skips 25 offsets" in said("marker", back)
+    assert "skips no records, and reads no records again" in consequences("table", back)
+    assert "skips 25 offsets" in consequences("marker", back)
 
 
 def test_positions_that_depend_on_unknown_state_are_refused():
@@ -83,7 +83,7 @@ def test_positions_that_depend_on_unknown_state_are_refused():
     with pytest.raises(RolledBack, match="its history was expired"):
         target("table", unread)
     assert target("offsets", unread, offsets={("t", 0): 20, ("t", 1): 2}) == {("t", 0): 20, ("t", 1): 2}
-    assert "is unknown" in said("latest", unread)
+    assert "is unknown" in consequences("latest", unread)
 
 
 def test_after_a_log_was_truncated_the_stream_continues_there_and_reads_nothing_again():

@@ -98,20 +98,20 @@ def plan(
     return plan_expiry(found, settings, Pins(cursor, **pins), table="demo.flights", now_ms=NOW)
 
 
-def gone(made: ExpiryPlan) -> list[int]:
+def expired_numbers(made: ExpiryPlan) -> list[int]:
     return sorted(found - 1_000 for found in made.expire)
 
 
 def test_a_snapshot_is_kept_while_readers_that_started_when_it_was_current_may_still_read_it():
     made = plan(metadata(line(10, every=5)))
-    assert gone(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
+    assert expired_numbers(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
     assert not made.retained_reasons
     assert made.sentence == "6 snapshots expire. Kept: the newest 4 of branch main, by maintenance.expiry"
 
 
 def test_the_newest_snapshots_of_a_seldom_written_table_are_kept_however_old_they_are():
-    assert gone(plan(metadata(line(4, every=10_000)))) == [1]
-    assert gone(plan(metadata(line(3, every=10_000)))) == []
+    assert expired_numbers(plan(metadata(line(4, every=10_000)))) == [1]
+    assert expired_numbers(plan(metadata(line(3, every=10_000)))) == []
     assert plan(metadata([])).sentence == (
         "no snapshot is old enough to expire. Kept: the newest 0 of branch main, by maintenance.expiry"
     )
@@ -119,7 +119,7 @@ def test_the_newest_snapshots_of_a_seldom_written_table_are_kept_however_old_the
 
 def test_a_continuously_written_table_keeps_at_most_the_maximum_number_of_snapshots():
     snapshots = [snapshot(n, at=0, parent=999 + n if n > 1 else None) for n in range(1, 21)]
-    assert gone(plan(metadata(snapshots))) == list(range(1, 13))
+    assert expired_numbers(plan(metadata(snapshots))) == list(range(1, 13))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_snapshots_of_a_backfills_audit_are_kept_until_it_is_published_or_idle_f
         refs={"frazil-backfill-s": branch(20)},
         properties={"frazil.backfill.s": BackfillMarker("s", "b", {}, "d", 1, state).to_property()},
     )
-    assert gone(plan(found)) == left, "neither `keep` nor `at-most` cuts what the publication walks back"
+    assert expired_numbers(plan(found)) == left, "neither `keep` nor `at-most` cuts what the publication walks back"
 
 
 def test_expiry_keeps_everything_if_main_was_truncated_after_a_backfill_began():
@@ -152,25 +152,25 @@ def test_expiry_keeps_everything_if_main_was_truncated_after_a_backfill_began():
         refs={"frazil-backfill-s": branch(1)},
         properties={"frazil.backfill.s": BackfillMarker("s", "b", {}, "d", 1, BackfillState.STAGED).to_property()},
     )
-    assert gone(plan(found)) == []
+    assert expired_numbers(plan(found)) == []
 
 
 def test_losses_and_backfill_counts_are_kept_for_as_long_as_an_hourly_audit_may_need_them():
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
-    assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
+    assert expired_numbers(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
     assert made.retained_reasons == {1_003: "the audit of its hour needs its numbers of backfilled or skipped records"}
 
 
 def test_the_last_commit_of_an_inactive_stream_is_kept_although_snapshots_around_it_expire():
     made = plan(metadata(line(20), properties=marker("old", 2) | marker("new", 20)))
-    assert gone(made) == [1, *range(3, 13)]
+    assert expired_numbers(made) == [1, *range(3, 13)]
     assert made.retained_reasons == {1_002: "it is the last commit of stream 'old'"}
 
 
 def test_expiry_keeps_all_snapshots_after_a_reader_tag_and_only_the_snapshot_of_other_tags():
     made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
-    assert gone(made) == [1, 3]
+    assert expired_numbers(made) == [1, 3]
     assert made.retained_reasons[1_004] == "tag frazil-reader-copy refers to it"
     assert made.retained_reasons[1_002] == "tag release refers to it"
     assert made.sentence == (
@@ -187,12 +187,12 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
         6: {"frazil_rejected": "0"},
     }
     found = metadata(line(20, said=said))
-    assert gone(plan(found, unread_after=2)) == [1, 2]
-    assert gone(plan(found, unread_after=3)) == [1, 2, 3, 4]
-    assert gone(plan(found, unread_after=5)) == list(range(1, 13))
+    assert expired_numbers(plan(found, unread_after=2)) == [1, 2]
+    assert expired_numbers(plan(found, unread_after=3)) == [1, 2, 3, 4]
+    assert expired_numbers(plan(found, unread_after=5)) == list(range(1, 13))
     weeks = metadata(line(20, every=1_440, said=said))
     made = plan(weeks, unread_after=2)
-    assert gone(made) == list(range(1, 18))
+    assert expired_numbers(made) == list(range(1, 18))
     assert made.sentence.endswith(
         "No signal will ever count the late rows and dead letters of 2 commits older than 7 days: find out "
         "what holds the watermark back"
@@ -201,7 +201,7 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
 
 def test_snapshots_that_recent_signals_name_are_kept():
     made = plan(metadata(line(20)), signalled_snapshots=frozenset({1_007, 1_018, 4711}))
-    assert gone(made) == [n for n in range(1, 13) if n != 7]
+    assert expired_numbers(made) == [n for n in range(1, 13) if n != 7]
     assert made.retained_reasons == {1_007: "a signal refers to it"}
 
 
@@ -218,7 +218,7 @@ def test_expiry_of_the_open_branch_keeps_its_head_and_snapshots_that_kept_main_s
         properties=marker("s", 39, open_at=40),
     )
     made = plan(found)
-    assert gone(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
+    assert expired_numbers(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
     assert made.retained_reasons[1_040] == "branch frazil-open-s refers to it"
 
 
@@ -235,22 +235,22 @@ def test_recent_snapshots_of_the_open_branch_expire_with_their_snapshots_of_main
         properties=marker("s", 39, open_at=40),
     )
     made = plan(found)
-    assert gone(made) == [1, 2, *range(5, 25)]
+    assert expired_numbers(made) == [1, 2, *range(5, 25)]
     assert made.retained_reasons[1_004] == "a kept snapshot of main refers to it"
 
 
 def test_expiry_keeps_all_snapshots_of_a_foreign_branch_and_applies_the_settings_to_main():
     forked = [snapshot(21, at=500, parent=1_004), snapshot(22, at=400, parent=1_021)]
     found = [*line(20), *forked]
-    assert gone(plan(metadata(found, head=20, refs={"audit": branch(22)}))) == list(range(1, 13))
+    assert expired_numbers(plan(metadata(found, head=20, refs={"audit": branch(22)}))) == list(range(1, 13))
     kept = metadata(found, head=20, refs={"audit": branch(22, min_snapshots_to_keep=4)})
-    assert gone(plan(kept)) == [1, 2, *range(5, 13)]
+    assert expired_numbers(plan(kept)) == [1, 2, *range(5, 13)]
 
 
 def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
     rolled_back = [snapshot(21, at=11, parent=1_020), snapshot(22, at=9, parent=1_021)]
-    assert 21 in gone(plan(metadata([*line(20), *rolled_back], head=20)))
-    assert 22 not in gone(plan(metadata([*line(20), *rolled_back], head=20)))
+    assert 21 in expired_numbers(plan(metadata([*line(20), *rolled_back], head=20)))
+    assert 22 not in expired_numbers(plan(metadata([*line(20), *rolled_back], head=20)))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_expiry_keeps_main_as_one_line_from_its_head_and_every_snapshot_with_a_r
     properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
     found = metadata(snapshots, refs={f"t{n}": n for n in tags}, properties=properties)
     made = plan(found, unread_after=unread_after)
-    left = set(range(1, total + 1)) - set(gone(made))
+    left = set(range(1, total + 1)) - set(expired_numbers(made))
     assert left >= tags | streams | {total} | set(range(unread_after + 1, total + 1))
     first = min(n for n in range(1, total + 1) if set(range(n, total + 1)) <= left)
     assert left - set(range(first, total + 1)) <= tags | streams, "nothing else stays out of the line"
@@ -304,7 +304,7 @@ def test_a_commit_with_unknown_windows_is_kept_until_it_is_signalled():
     found = metadata(
         line(20, said={3: {"added_records": "1"}, 2: {"added_records": "1", "operation": Operation.REPLACE}})
     )
-    assert gone(plan(found, unread_after=1)) == [1, 2]
+    assert expired_numbers(plan(found, unread_after=1)) == [1, 2]
 
 
 def test_default_metadata_properties_are_set_only_if_unset():
@@ -339,6 +339,6 @@ def test_writers_expire_only_planned_snapshots_and_lose_track_of_no_data_file(ki
     found = metadata(line(total, said=said), refs={f"t{n}": n for n in tags}, properties=properties)
     made = plan(found, unread_after=unread_after)
     expired = {s.sequence_number for s in expirable_by_writers(made, found)}
-    assert expired <= set(gone(made))
+    assert expired <= set(expired_numbers(made))
     left = [number for number in range(1, total + 1) if number not in expired]
     assert set().union(*live) == set().union(*(live[number] for number in left))

@@ -67,18 +67,18 @@ def _mentions(error: Any, key: object) -> bool:
 
 @given(
     pair=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
-    beside=st.integers(-2, 2),
+    distance=st.integers(-2, 2),
     value=st.booleans() | st.integers() | st.none(),
 )
 def test_exactly_the_whole_numbers_within_the_bounds_are_taken(
-    pair: tuple[int, int], beside: int, value: int | bool | None
+    pair: tuple[int, int], distance: int, value: int | bool | None
 ) -> None:
     within = IntegerBounds(min(pair), max(pair))
     model: Any = create_model(
         "Any", number=(Annotated[int, within], ...), perhaps=(Annotated[int, within] | None, None)
     )
     validator = Draft202012Validator(model.model_json_schema())
-    for tried in (value, within.minimum + beside, within.maximum + beside):
+    for tried in (value, within.minimum + distance, within.maximum + distance):
         valid = isinstance(tried, int) and not isinstance(tried, bool) and within.minimum <= tried <= within.maximum
         for key, is_valid in (("number", valid), ("perhaps", valid or tried is None)):
             made = {"number": within.minimum, key: tried}

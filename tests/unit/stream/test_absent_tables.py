@@ -117,7 +117,7 @@ class Shop(MadeRoute):
         folder = f"{load_catalog(None).load_table(table).location()}/data/{self.spec.name}/waited"
         return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
-    def beside(self) -> list[str]:
+    def waiting_names(self) -> list[str]:
         """Return the names of all files in the folder of waiting rows."""
         return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
@@ -155,7 +155,7 @@ def test_a_routed_table_that_cannot_be_created_lags_alone_and_gets_its_rows_late
     assert len(load_catalog(None).load_table(A).metadata.snapshots) == 3, "its marker, what waited, the last batch"
     assert audit_stream(made.tables, window=None).findings == ()
     made.start()
-    assert made.beside() == []
+    assert made.waiting_names() == []
 
 
 STEPS = [f"{when} {name}" for name in ("create_table", "commit_table") for when in ("before", "after")]
@@ -199,9 +199,9 @@ def test_a_writer_killed_before_the_batch_with_the_first_row_of_a_table_leaves_n
     key = made.home().key
     folder = made.tables.waiting_folder(key._replace(batch=key.batch + 1))
     made.write(made.tables.main.refresh(), key, A, {0: [0]}, folder=folder)
-    assert len(made.beside()) == 2
+    assert len(made.waiting_names()) == 2
     made.start()
-    assert made.beside() == []
+    assert made.waiting_names() == []
     made.land(a=1)
     broken.refused.clear()
     made.start()

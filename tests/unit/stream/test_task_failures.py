@@ -22,7 +22,7 @@ CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (c
 LOST = "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Command exited with code 137"
 
 
-def said(text: str) -> str:
+def translated(text: str) -> str:
     with pytest.raises(WorkerDied) as raised, translate_spark_errors("ticks"):
         raise RuntimeError(text)
     assert "\n" not in str(raised.value)
@@ -31,7 +31,7 @@ def said(text: str) -> str:
 
 
 def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
-    words = said(GIVEN_UP.format(executor="driver", why=CRASHED))
+    words = translated(GIVEN_UP.format(executor="driver", why=CRASHED))
     assert words.startswith(
         "a Python worker of stream 'ticks' died on 10.0.0.7, and Spark gave up its task after 4 attempts."
     )
@@ -39,13 +39,13 @@ def test_python_workers_that_die_are_one_sentence_with_the_host_and_the_tries():
 
 
 def test_an_executor_that_dies_is_reported_with_its_exit_code():
-    words = said(GIVEN_UP.format(executor="3", why=LOST))
+    words = translated(GIVEN_UP.format(executor="3", why=LOST))
     assert words.startswith("an executor of stream 'ticks' died on 10.0.0.7 with exit code 137, and Spark gave")
     assert "It was killed" in words
 
 
 def test_a_worker_crash_without_details_still_gives_frazils_sentence():
-    assert said(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
+    assert translated(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_other_spark_failures_are_raised_unchanged():
 
 
 def test_a_spark_application_ended_by_the_cluster_is_reported_in_one_sentence():
-    words = said(
+    words = translated(
         "org.apache.spark.SparkException: Job 5 cancelled because SparkContext was shut down\n\tat org.apache.x"
     )
     assert words.startswith("the Spark application of stream 'ticks' has ended. Nothing of the current batch was")
