@@ -201,7 +201,7 @@ function weekOf(key) {
 
 function files(it) {
   const most = Math.max(...it.histogram.map((bucket) => bucket.files), 1);
-  const all = it.histogram.reduce((sum, bucket) => sum + bucket.files, 0); // of the snapshot of the sizes, which may be another one
+  const all = it.histogram.reduce((sum, bucket) => sum + bucket.files, 0); // in the snapshot of the histogram, which may be older than the current one
   const small = it.histogram.filter((bucket) => bucket.below <= it.target_bytes * 0.75).reduce((sum, bucket) => sum + bucket.files, 0);
   return card("Files by size",
     it.histogram.length
