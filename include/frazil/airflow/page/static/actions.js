@@ -167,11 +167,11 @@ function open(name, subject, page, given) {
         state.plan?.unpause && input({ name: "unpause", label: `Unpause the DAG ${state.plan.unpause}`, kind: "toggle" }, form, change),
         h("h3", {}, "What will happen"),
         state.plan
-          ? h("ul", { class: "says" }, state.plan.effects.map((said) => h("li", {}, words(said))))
+          ? h("ul", { class: "says" }, state.plan.effects.map((effect) => h("li", {}, words(effect))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
         (state.plan?.refused || state.plan?.missing) && h("p", { class: state.plan.refused || state.changed ? "problem" : "note" }, words(state.plan.refused || state.plan.missing)),
         // A refusal has the same text as the new plan.
-        [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
+        [state.problem, state.failed].filter((problem) => problem && problem !== (state.plan?.refused || state.plan?.missing)).map((problem) => h("p", { class: "problem", role: "alert" }, words(problem))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),
       ),
@@ -205,7 +205,7 @@ function input(field, form, change) {
     return h("label", { class: "toggle" }, box, field.label);
   }
   if (field.kind === "choice") {
-    const options = Object.entries(field.choices).map(([value, said]) => h("option", { value, selected: form[field.name] === value }, said));
+    const options = Object.entries(field.choices).map(([value, label]) => h("option", { value, selected: form[field.name] === value }, label));
     return h("label", {}, field.label, h("select", { ...common, onchange: (event) => change(field, event.target.value) }, options));
   }
   return h("label", {}, field.label, h("input", { ...common, type: "text", autocomplete: "off", placeholder: field.hint, value: form[field.name], oninput: (event) => change(field, event.target.value) }));

@@ -92,8 +92,8 @@ export async function call(path, body) {
     throw new Refused(0, "Cannot reach the API server; retrying.");
   }
   if (answer.ok) return answer.json();
-  const said = await answer.json().catch(() => ({}));
-  const detail = typeof said.detail === "string" ? said.detail : answer.statusText;
+  const refusal = await answer.json().catch(() => ({}));
+  const detail = typeof refusal.detail === "string" ? refusal.detail : answer.statusText;
   if (answer.status === 401) throw new Refused(401, "You are signed out. Reload Airflow to sign in again.");
   throw new Refused(answer.status, detail);
 }

@@ -133,12 +133,12 @@ function stateNotes(line, now) {
 
 function freshness(line) {
   if (line.freshness_ms === null) return h("span", { class: "faint" }, UNKNOWN);
-  const said = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
+  const delay = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
   return h(
     "span",
     { class: "fresh", title: `Current age of the oldest record that waits in Kafka. Limit: ${duration(line.promise_ms)}` },
-    h("span", {}, said),
-    gauge(line.freshness_ms, line.promise_ms, `${said}, limit ${duration(line.promise_ms)}`),
+    h("span", {}, delay),
+    gauge(line.freshness_ms, line.promise_ms, `${delay}, limit ${duration(line.promise_ms)}`),
   );
 }
 
@@ -163,8 +163,8 @@ function health(line) {
 
 function deadLetters(line) {
   if (line.rejected_last_day === null) return h("span", { class: "faint" }, UNKNOWN);
-  const said = short(line.rejected_last_day);
-  return line.rejected_last_day ? h("strong", { title: "In the last 24 hours" }, said) : h("span", { class: "faint" }, "0");
+  const rejected = short(line.rejected_last_day);
+  return line.rejected_last_day ? h("strong", { title: "In the last 24 hours" }, rejected) : h("span", { class: "faint" }, "0");
 }
 
 function noStreams() {

@@ -75,10 +75,10 @@ export function heldBy(windows) {
   const time = others.find(({ kind }) => kind === "time");
   const shown = others.slice(0, 2).map(({ kind, name, reason }) => `${kind === "stream" ? "stream " : ""}${name}${reason ? `, which ${reason}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
-  const said = [
+  const phrases = [
     windows.unsignalled && "no signal yet",
     gates.length && `${gates.length} held (${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""})`,
     time ? !gates.length && time.name : shown.length && `next window waits for ${shown.join(" and ")}${more}`,
   ].filter(Boolean);
-  return times(said.join("; "));
+  return times(phrases.join("; "));
 }

@@ -105,7 +105,7 @@ function stages(view) {
   const all = Object.values(total).reduce((a, b) => a + b, 0) || 1;
   const shown = Object.keys(STAGES).filter((name) => total[name] > 0);
   const share = (name) => `${((total[name] / all) * 100).toFixed(total[name] / all < 0.1 ? 1 : 0)} %`;
-  const said = shown.map((name) => `${STAGES[name]} ${share(name)}`).join(", ");
+  const shares = shown.map((name) => `${STAGES[name]} ${share(name)}`).join(", ");
   const { from, to } = shared(view);
   const x = (at) => ((at - from) / (to - from)) * WIDTH;
   const read = h("output", { class: "read" }, "");
@@ -124,7 +124,7 @@ function stages(view) {
   };
   return h("figure", { class: "chart stages" },
     h("figcaption", {}, h("h3", {}, `Batch time by phase, per ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
-    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Batch time by phase since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
+    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Batch time by phase since ${moment(points[0].at_ms, view.at_ms)}: ${shares}` }, points.map(column)),
     h("div", { class: "axis", "aria-hidden": "true" }, [from, (from + to) / 2, to].map((at) => h("span", {}, moment(at, view.at_ms)))),
     h("div", { class: "legend" }, shown.map((name) => h("span", {}, h("i", { class: `part ${name}`, "aria-hidden": "true" }), `${STAGES[name]}, ${share(name)}`))),
   );

@@ -20,7 +20,7 @@ export function draw(view, state, page) {
     breadcrumb(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}; times are UTC`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
-    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
+    needsList([...line.needs, ...view.problems.filter((problem) => !line.needs.some(({ sentence }) => sentence === problem))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, words(note)))),
     view.backfill && openBackfill(view.backfill),
     numbers(view),
@@ -36,8 +36,8 @@ export function draw(view, state, page) {
 
 function openBackfill(it) {
   const what = it.replays ? "A replay of dead letters" : "A backfill";
-  const said = it.state === "staged" ? "is staged and waits to be published" : `has staged ${count(it.chunks)} of about ${counted(it.planned, "chunk")}`;
-  return h("p", { class: "note" }, shape(3), h("span", {}, `${what} (${it.id}) ${said}: ${counted(it.rows, "row")}.`));
+  const progress = it.state === "staged" ? "is staged and waits to be published" : `has staged ${count(it.chunks)} of about ${counted(it.planned, "chunk")}`;
+  return h("p", { class: "note" }, shape(3), h("span", {}, `${what} (${it.id}) ${progress}: ${counted(it.rows, "row")}.`));
 }
 
 function numbers(view) {
@@ -105,8 +105,8 @@ function waiting(partitions, most) {
 
 function cell(one, most) {
   const heat = one.lag === null ? "none" : Math.ceil(Math.sqrt(one.lag / Math.max(most, DARKEST)) * HEAT) || 0;
-  const said = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : "lag " + counted(one.lag, "record")}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", delays the watermark" : ""}`;
-  return h("li", { class: `heat-${heat}${one.holds ? " holds" : ""}`, title: said, "aria-label": said }, h("span", {}, one.partition), h("small", {}, short(one.lag)));
+  const label = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : "lag " + counted(one.lag, "record")}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", delays the watermark" : ""}`;
+  return h("li", { class: `heat-${heat}${one.holds ? " holds" : ""}`, title: label, "aria-label": label }, h("span", {}, one.partition), h("small", {}, short(one.lag)));
 }
 
 function runs(view) {
@@ -174,14 +174,14 @@ function days(view) {
 }
 
 function facts(view) {
-  const said = {
+  const formatters = {
     Topics: () => view.topics.map(({ name, address }, i) => [i ? ", " : "", address ? h("a", { ...linkOut(address), "data-key": `topic-${name}` }, name) : name]),
     Table: toTable,
     "Default table": toTable,
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;
-  return card("Declaration", h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
+  return card("Declaration", h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, formatters[name] && (name !== "Topics" || topics) ? formatters[name](value) : value)])));
 }
 
 function toTable(name) {

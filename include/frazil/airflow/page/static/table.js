@@ -74,8 +74,8 @@ function numbers(it) {
 }
 
 function gaugeOf(it) {
-  const said = `${bytes(it.limit)} at most`;
-  return [gauge(it.list_bytes_per_file, it.limit, `${bytes(it.list_bytes_per_file)} of ${said}`), said];
+  const limit = `${bytes(it.limit)} at most`;
+  return [gauge(it.list_bytes_per_file, it.limit, `${bytes(it.list_bytes_per_file)} of ${limit}`), limit];
 }
 
 /* Windows */
@@ -101,7 +101,7 @@ export function windows(view, page) {
   const next = calendar.waits_for ? `Next: ${times(calendar.waits_for)}` : "No window is signalled: these are the table's partitions.";
   const asked = new URLSearchParams(location.hash.split("?")[1]).get("window");
   const chosen = calendar.cells.find((cell) => cell.key === asked);
-  const said = h("output", { class: "soft read" }, chosen ? words(wordsOf(chosen)) : next);
+  const readout = h("output", { class: "soft read" }, chosen ? words(wordsOf(chosen)) : next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
   const bare = Object.keys(STATES).find((state) => state !== "empty" && calendar.cells.some((cell) => cell.state === state && cell.rows === 0));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
@@ -124,10 +124,10 @@ export function windows(view, page) {
     h("div", { class: "calendar-frame", role: "group", "aria-label": "Windows. Arrow keys move, Enter chooses", onkeydown: moveFocus },
       h("table", { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), { isChosen: cell === chosen, isReached: cell === (chosen || calendar.cells.at(-1)) }, page)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, readout, addressOf(view, cell), { isChosen: cell === chosen, isReached: cell === (chosen || calendar.cells.at(-1)) }, page)))))),
       ),
     ),
-    said,
+    readout,
     chosen && startedRuns(view, chosen),
   );
 }
@@ -165,9 +165,9 @@ function wordsOf(cell) {
 }
 
 /** A cell of the calendar. A click puts the window into the page's URL. The Tab key reaches one cell. */
-function calendarCell(cell, said, address, { isChosen, isReached }, page) {
+function calendarCell(cell, readout, address, { isChosen, isReached }, page) {
   const text = wordsOf(cell);
-  const show = () => replace(said, document.createTextNode(text));
+  const show = () => replace(readout, document.createTextNode(text));
   const choose = () => {
     history.replaceState(null, "", address);
     dispatchEvent(new Event("addresschange"));
@@ -231,8 +231,8 @@ const LEVELS = { done: 4, "gave up": 3, refused: 1, failed: 1 };
 
 /** The result of one maintenance action, or why it did nothing. */
 function past(one, now) {
-  const [said, saved] = one.ending === "done" ? describeResult(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
-  return h("li", {}, shape(LEVELS[one.ending] ?? 2), h("div", {}, h("b", {}, moment(one.at_ms, now)), ` ${said}`, h("small", {}, [saved, ago(one.at_ms, now)].filter(Boolean).join(", "))));
+  const [result, saved] = one.ending === "done" ? describeResult(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
+  return h("li", {}, shape(LEVELS[one.ending] ?? 2), h("div", {}, h("b", {}, moment(one.at_ms, now)), ` ${result}`, h("small", {}, [saved, ago(one.at_ms, now)].filter(Boolean).join(", "))));
 }
 
 function describeResult({ action, numbers, sentence }) {

@@ -186,14 +186,14 @@ function arrows(beyond, middle, roof, say) {
   }
   const taken = groups.map(({ from, to }) => [from, to]);
   const free = (from, to) => from >= LEFT && to <= WIDTH && taken.every(([a, b]) => b <= from || to <= a);
-  const said = [...groups].sort((a, b) => b.most - a.most).map(({ from, to, most }) => {
+  const labels = [...groups].sort((a, b) => b.most - a.most).map(({ from, to, most }) => {
     const right = free(to, to + LABEL_WIDTH);
     if (!right && !free(from - LABEL_WIDTH, from)) return null;
     taken.push(right ? [to, to + LABEL_WIDTH] : [from - LABEL_WIDTH, from]);
     return s("text", { x: right ? to + 2 : from - 2, y: roof - 3, "text-anchor": right ? "start" : "end" }, say(most));
   });
   const paths = beyond.map((point) => s("path", { d: `M${middle(point).toFixed(1)} ${roof - 10}l${ARROW} 8h${-2 * ARROW}z` }));
-  return s("g", { class: "beyond" }, paths, said);
+  return s("g", { class: "beyond" }, paths, labels);
 }
 
 function niceTop(value, say) {
