@@ -49,10 +49,10 @@ class Cell:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether frazil supports it.
+        """Whether frazil supports the cell.
 
-        One stream alone writes to a table with a key, and to the tables of its route. A routed stream that appends
-        cannot be reset to where its table stands.
+        Only one stream may write to a table with a key, or to the tables of its route. A routed stream that appends
+        cannot be reset to its table's position.
         """
         alone = self.shape.keeps != "all" or self.shape.routed is not None
         if alone and self.situation.arise is another_stream:

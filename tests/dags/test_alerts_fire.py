@@ -45,7 +45,7 @@ def far(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeCata
 
 @pytest.fixture
 def streams(far: MadeCatalog, tmp_path: Path) -> Path:
-    """One stream, whose table is in the far catalog as it is in the embedded one."""
+    """A stream whose table is both in the catalog `far` and in the embedded one."""
     folder = tmp_path / "streams"
     folder.mkdir()
     file = folder / "rides.yaml"

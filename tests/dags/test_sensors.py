@@ -55,7 +55,7 @@ class Said:
 
 
 class Flow:
-    """One record an hour of 30 December."""
+    """A stream with one record in each hour of 30 December."""
 
     def __init__(self, folder: Path, file: str = "made.yaml") -> None:
         self.folder = folder

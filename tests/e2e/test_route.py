@@ -287,7 +287,7 @@ def test_a_reset_that_would_duplicate_rows_is_refused_and_a_backfill_adds_the_mi
 def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_record(
     stream: Any, frazil: Callable[..., Any], kafka: Any
 ) -> None:
-    """One row was moved from a table to another by hand, and one was deleted."""
+    """One row was moved to another table by hand, and one was deleted."""
     stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a, b: test.b}, otherwise: table}\n")
     stream.produce([record(number, "ab"[number % 2]) for number in range(8)])
     stream.catch_up()

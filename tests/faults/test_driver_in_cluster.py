@@ -52,7 +52,7 @@ class Supervised:
         return next((p for p in found if "java" not in p.name()), None)
 
     def code(self) -> int | None:
-        """How the last launch ended; None while it runs."""
+        """Return the exit code of the last launch; None while it runs."""
         seen = self.launcher.observe()
         if seen.process.is_alive or not seen.exits or seen.launch is None:
             return None

@@ -566,7 +566,7 @@ class Protocol(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def _first_excluded_batch(self) -> None:
-        """One epoch of each stream in which nothing fails: all that was produced is in, and no file is orphaned."""
+        """Run one epoch per stream without faults: all produced records are in a table, and no file is orphaned."""
         self.world.catalog.land_late()
         self.world.clock.wait(60)
         for stream in sorted(self.declared):

@@ -353,7 +353,7 @@ class Tables(RuleBasedStateMachine):
     # The end
 
     def _end(self) -> None:
-        """One epoch in which nothing fails: everything is where it belongs, and no file is orphaned."""
+        """Run one epoch without faults: all records are in their tables, and no file is orphaned."""
         self.world.land_late()
         while self.trouble:
             self.fix_a_routed_table(forward=False)

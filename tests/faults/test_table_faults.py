@@ -221,7 +221,7 @@ def test_a_catalog_that_is_out_of_reach_is_waited_for(
 
 
 def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch):
-    """It was an hour ahead at first. The times that JVM engines check stay in order, through all metadata."""
+    """The clock was an hour ahead at first. The times that JVM engines check stay in order in all metadata."""
     now_ms = writer_module.clock.now_ms
     for number, step_ms in enumerate((3_600_000, 0, -3_600_000)):
         monkeypatch.setattr(writer_module, "clock", SimpleNamespace(now_ms=lambda step_ms=step_ms: now_ms() + step_ms))

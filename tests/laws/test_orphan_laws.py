@@ -135,7 +135,7 @@ class CleanedTable(RuleBasedStateMachine):
         path.write_text("nobody's")
 
     def age(self) -> None:
-        """All that is present becomes older than the limit."""
+        """Make all present files older than the limit."""
         for file in self.files():
             os.utime(file, (time.time() - 5 * 86_400,) * 2)
 

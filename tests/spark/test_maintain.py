@@ -558,7 +558,7 @@ def head(made: Made) -> int:
 
 
 def texts(table: Table) -> list[str]:
-    """All rows; in words, since no NaN equals another."""
+    """Return all rows as texts, because no NaN equals another."""
     return sorted(map(str, table.scan().to_arrow().to_pylist()))
 
 

@@ -79,7 +79,7 @@ def declared(name: str, schema: dict[str, str]) -> StreamSpec:
 
 
 def staged(table: Table, records: list[dict[str, Any]]) -> str:
-    """One file of these records, in no table yet."""
+    """Stage one file of these records, in no table yet."""
     decoded = create_decoder("json", table.schema(), {})(
         RecordChunk.of_values([json.dumps(record).encode() for record in records])
     )

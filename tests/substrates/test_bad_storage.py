@@ -303,7 +303,7 @@ class Vending:
         return forward(signed_again(call, service="s3", key=key, secret=secret, region=REGION))
 
     def expire(self) -> None:
-        """Those that were handed out until now."""
+        """Expire all credentials that were issued until now."""
         self.valid.clear()
 
 

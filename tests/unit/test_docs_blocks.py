@@ -129,7 +129,7 @@ def wrong_installation(text: str) -> str | None:
 
 
 def hold_python(text: str) -> ast.Module:
-    """It compiles, and there is everything that it imports."""
+    """Check that the block compiles, and that all its imports exist."""
     tree = ast.parse(text)
     compile(tree, "<page>", "exec")
     for node in ast.walk(tree):
@@ -143,7 +143,7 @@ def hold_python(text: str) -> ast.Module:
 
 
 def is_dag_file(text: str) -> bool:
-    """Those are parsed by an Airflow, in tests/dags/test_docs_dags.py."""
+    """Whether the block is a DAG file, which an Airflow parses in tests/dags/test_docs_dags.py."""
     return "airflow" in text
 
 

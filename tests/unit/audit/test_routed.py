@@ -281,7 +281,7 @@ def test_a_renamed_routed_table_without_rows_is_not_a_finding() -> None:
 
 
 def test_rows_in_the_wrong_routed_table_are_named_by_their_coordinates() -> None:
-    """Those of a former topic of the name may have the same offsets."""
+    """Rows of a former topic of the same name may have the same offsets."""
     home, orders = {SHOP: OffsetTally(range(3))}, {SHOP: OffsetTally([3, 4])}
     placed = {"main": {SHOP: OffsetTally([0, 1])}, "shop.orders": {SHOP: OffsetTally([2, 3, 4])}}
     current, former = CommittedRange(0, 5, 5, 0, "id-1"), CommittedRange(2, 3, 1, 0, "id-0")

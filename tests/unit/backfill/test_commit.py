@@ -138,7 +138,7 @@ def test_an_answer_that_is_lost_or_late_at_every_third_commit_changes_nothing(
 
 
 def expire(world: Any) -> ExpiryPlan:
-    """All that may go half an hour later, where next to nothing is kept for its age alone."""
+    """Expire all snapshots that may expire half an hour later, with hardly any kept for its age alone."""
     table, settings = world.load(), Expiry(keep=timedelta(milliseconds=1), at_least=1, at_most=1)
     now_ms = head_of(table.metadata).timestamp_ms + 1_800_000
     plan = plan_expiry(table.metadata, settings, Pins(), table="demo.events", now_ms=now_ms)

@@ -22,7 +22,7 @@ from tests.unit.doctor.test_connections import configure, declare
 
 
 class Kafka:
-    """One topic of one partition."""
+    """A Kafka with one topic of one partition."""
 
     def __enter__(self) -> Kafka:
         return self

@@ -76,12 +76,12 @@ def landed(world: Any) -> bool:
 
 
 def metadata_files(world: Any) -> set[str]:
-    """All metadata files of both tables."""
+    """Return all metadata files of both tables."""
     return {str(path) for path in world.root.glob("warehouse/**/*.metadata.json")}
 
 
 def named(world: Any) -> set[str]:
-    """Those that a table's metadata or its log names."""
+    """Return the metadata files that a table's metadata or its log names."""
     both = world.load(), world.load_dead_letters()
     logged = {entry.metadata_file for table in both for entry in table.metadata.metadata_log}
     return {path.removeprefix("file://") for path in logged | {table.metadata_location for table in both}}

@@ -42,7 +42,7 @@ Codec = Literal["deflate", "null", "zstandard"]
 
 @pytest.fixture(autouse=True)
 def forms(monkeypatch: pytest.MonkeyPatch) -> BoundedCache[Any]:
-    """Those of this test alone."""
+    """An empty cache of encodings for each test."""
     kept = BoundedCache[Any](MAX_CACHED_ENCODINGS)
     monkeypatch.setattr(manifest_writing, "_encodings", kept)
     return kept

@@ -20,7 +20,7 @@ MAIN = "demo.events"
 
 
 def append_aside(world: Any, files: Sequence[StagedFile]) -> Snapshot:
-    """One snapshot of the branch `aside`."""
+    """Append one snapshot to the branch `aside`."""
     writer = SnapshotWriter(files, branch="aside")
 
     def propose(table: Table) -> Change[Snapshot]:

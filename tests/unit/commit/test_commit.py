@@ -486,7 +486,7 @@ def test_manifests_of_a_commit_that_landed_and_was_expired_are_kept(world):
 
 
 def test_a_running_commit_cannot_land_after_a_rollback_to_its_base(world):
-    """The branch is the same again, and so is the requirement; the sequence number is what refuses it."""
+    """The branch and the requirement are the same again; only the sequence number refuses the commit."""
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
     world.catalog.next_lands_late(MAIN)

@@ -51,7 +51,7 @@ def run(worlds_after: Any) -> Iterator[Any]:
 
 
 def seen(world: Any) -> dict[str, Any]:
-    """All that anybody reads from commit records."""
+    """Return everything that readers find in commit records."""
     journals, marker, metadata = world.tables.journals, world.marker(), world.load().metadata
     everything = Period(0, world.clock_ms + 1)
     return {

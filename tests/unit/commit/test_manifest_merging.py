@@ -33,7 +33,7 @@ def manifests(world: Any) -> list[ManifestFile]:
 
 
 def data_files(world: Any) -> dict[str, Any]:
-    """All fields of the listed data files, by path."""
+    """Return all fields of the listed data files, by path."""
     contents = [Path(bare_path(one.manifest_path)).read_bytes() for one in manifests(world)]
     entries: list[Any] = [entry for content in contents for entry in fastavro.reader(io.BytesIO(content))]
     found = {entry["data_file"]["file_path"]: entry["data_file"] for entry in entries}

@@ -125,7 +125,7 @@ def test_a_journal_of_a_topic_that_a_reset_abandoned_is_discarded(world):
 
 
 def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
-    """All its ends are below the marker, and yet its records were never committed: they were skipped."""
+    """All its ends are below the marker, but its records were never committed: the reset skipped them."""
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)}, rejected={0: [1]})
     moved = dataclasses.replace(world.marker().with_epoch(2), offsets={("events", 0): 50, ("events", 1): 0})
@@ -434,7 +434,7 @@ def cached(world):
 
 
 def test_a_start_with_a_stale_catalog_cache_uses_its_own_committed_state(world):
-    """It once saw the epoch of before, and took itself for replaced."""
+    """The start saw the previous epoch in the cache, which must not count as another writer's take-over."""
     first = world.begin()
     world.run(first, {0: (0, 2)}, rejected={0: [1]})
     journal = journaled(world, first, {0: (2, 4)})

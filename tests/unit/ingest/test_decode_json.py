@@ -529,7 +529,7 @@ MANY = 200_000
     ],
 )
 def test_no_record_takes_quadratic_time_to_decode(value: bytes, error_class: str) -> None:
-    """Each of these took hours: as many steps as the square of its length. A test that hangs here is that again."""
+    """Each of these records once took hours: the square of its length in steps. A hang here is this defect again."""
     columns = [("n", t.DecimalType(9, 2)), ("s", t.StringType()), ("d", t.DoubleType())]
     schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
     [rejection] = json_decoder.JsonDecoder(schema, {})(RecordChunk.of_values([value])).rejections

@@ -198,7 +198,7 @@ def test_avro_and_protobuf_columns_can_use_paths() -> None:
 
 
 def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
-    """All elements of a list have one type in Avro. A column may still have another, or values that mean null."""
+    """All elements of an Avro list have one type. A column may still have another type, or values that mean null."""
     schema = {"type": "record", "name": "R", "fields": [{"name": "l", "type": {"type": "array", "items": "long"}}]}
     form = {"type": "avro", "schema-text": json.dumps(schema)}
     columns = {

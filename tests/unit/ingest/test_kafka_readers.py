@@ -195,7 +195,7 @@ Read = tuple[Outcome, list[tuple[str, int]]]
 
 
 def outcome(reader: ColumnReader, ranges: Sequence[OffsetRange]) -> Outcome:
-    """All records, and the error that ended the reading."""
+    """Return all records, and the error that ended the read."""
     records: list[Record] = []
     try:
         with reader:

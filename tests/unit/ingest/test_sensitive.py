@@ -78,7 +78,7 @@ def staged(world: World, records: Sequence[Record]) -> StageResult:
 
 
 def everything(world: World, result: StageResult) -> bytes:
-    """All that a task leaves: its files, uncompressed, and its answer."""
+    """Return everything that a task leaves: its uncompressed files, and its result."""
     tables = [pq.read_table(path) for path in sorted(world.files())]
     return pickle.dumps([table.to_pylist() for table in tables]) + json.dumps(result.to_json()).encode()
 

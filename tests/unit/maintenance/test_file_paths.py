@@ -27,7 +27,7 @@ ROOTS = {
 
 @st.composite
 def spellings(draw: st.DrawFn, names: list[str]) -> str:
-    """One way to write the path of these names."""
+    """Return one way to write the path of these names."""
     path = ""
     for name in names:
         text = draw(st.sampled_from([name, quote(name), quote(name, safe=""), quote(quote(name, safe=""), safe="")]))

@@ -494,7 +494,7 @@ def test_a_marker_of_a_newer_frazil_is_refused(world: World):
 
 @pytest.mark.parametrize("said", ["false", "FALSE", "no"])
 def test_orphan_cleanup_refuses_a_table_with_gc_disabled(world: World, said: str):
-    """One that is registered in another catalog too, say: the property is that table's only protection."""
+    """Such a table may be registered in a second catalog: the property is its only protection."""
     stray = world.stray("data/at_day=2020-01-01/00000-1-of-the-clone.parquet")
     world.clean()
     world.hours += 1
@@ -519,7 +519,7 @@ def make_table(world: World, name: str, location: str | None = None, **propertie
 
 
 def test_orphan_cleanup_keeps_files_of_tables_inside_the_tables_folder(world: World):
-    """One whose location lies below this table's, and one that only keeps its data there."""
+    """One table's location is below this table's, and another table only keeps its data there."""
     make_table(world, "inner", f"file://{world.root}/inner")
     make_table(world, "guest", **{"write.data.path": f"file://{world.root}/guests"})
     stray, theirs = world.stray("data/stray.parquet"), world.stray("inner/data/their-own-affair.parquet")

@@ -101,7 +101,7 @@ class World:
         self._number = 0
 
     def start(self, **wanted: Any) -> threading.Thread:
-        """One more agent, in a thread."""
+        """Start another agent in a thread."""
         spec = wanted.pop("spec", self.spec)
         prepared = DriverInputs(
             spec=spec,

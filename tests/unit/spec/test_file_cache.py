@@ -33,7 +33,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All files are older than a tick of the file system's clock."""
+    """Make all files older than a tick of the file system's clock."""
     monkeypatch.setattr(yaml_file, "MIN_UNCHANGED_AGE_NS", -(10**12))
 
 

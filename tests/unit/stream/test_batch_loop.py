@@ -62,7 +62,7 @@ class Runner:
         self.ends.append(end)
 
     def follow(self) -> None:
-        """It has no route."""
+        """Do nothing: the stream has no route."""
 
 
 class Engine:

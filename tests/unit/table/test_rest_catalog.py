@@ -35,7 +35,7 @@ CONFIG = Answer(200, json.dumps({"defaults": {}, "overrides": {}}).encode(), {"C
 
 @pytest.fixture
 def server() -> Iterator[TroubledProxy]:
-    """It has nothing behind it: a trouble is its whole answer."""
+    """A server without a catalog: a trouble creates each response."""
     with proxy("http://127.0.0.1:1", instead(CONFIG)) as server:
         yield server
 

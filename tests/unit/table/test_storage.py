@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_are_deleted(st
 
 
 class FakeS3:
-    """The part of s3fs that deletion needs: what S3 answers to each request is scripted."""
+    """The part of s3fs that deletion needs, with scripted responses of S3."""
 
     def __init__(self, refused: dict[str, str] | None = None, *, batches: bool = True) -> None:
         self.refused, self.batches = refused or {}, batches
