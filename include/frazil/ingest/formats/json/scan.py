@@ -34,10 +34,10 @@ _hex = np.full(256, -1, np.int64)
 for _digit in b"0123456789abcdefABCDEF":
     _hex[_digit] = int(chr(_digit), 16)
 HEX = _hex
-_short = np.full(256, -1, np.int64)
+_escapes = np.full(256, -1, np.int64)
 for _letter, _meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
-    _short[_letter] = _meaning
-ESCAPES = _short
+    _escapes[_letter] = _meaning
+ESCAPES = _escapes
 """The character for each letter after a backslash, except `u`."""
 
 
