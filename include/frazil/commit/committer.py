@@ -167,6 +167,10 @@ class Committer:
             self.followers.add(journal)
         return committed
 
+    def commit_dead_letters(self, journal: Journal) -> Marker:
+        """Commit only the batch's dead letters. Raises the errors of `commit`."""
+        return commit_snapshots((self._dead_letter_commit(journal),), retry_policy=self._tables.retry_policy)
+
     def _release_open_windows(self) -> None:
         """Move rows from the stream's open branch to main, if `commit.align` is no longer declared."""
 
@@ -283,6 +287,7 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
         leader_epochs={**marker.leader_epochs, **epochs},
         transaction=journal.transaction if planned == offsets.keys() else NO_TRANSACTION,
         watermark_us=watermark,
+        dead_letters=journal.key if journal.staged_for("dead-letters") else marker.dead_letters,
     )
 
 
