@@ -41,7 +41,7 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, align_batch, check_aligned, release_waiting_files
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import StaleBatch
+from frazil.errors import CommitUnavailable, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
@@ -193,6 +193,12 @@ class Committer:
             marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             decision = classify_dead_letters(marker, journal)
+            if journal.key.epoch == self.epoch and (marker.settled or NO_DEAD_LETTERS) < journal.newest_dead_letters:
+                raise CommitUnavailable(
+                    f"table {self._tables.dead_letters.identifier} no longer has the dead letters of batch "
+                    f"{journal.newest_dead_letters}, whose commit the catalog had confirmed",
+                    remedy="The next start commits them again",
+                )
             if decision is CommitDecision.STALE:
                 raise StaleBatch(
                     f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "

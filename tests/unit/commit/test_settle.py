@@ -473,6 +473,23 @@ def test_dead_letters_that_only_the_default_table_knows_are_committed_again(worl
     assert world.rows() == [(0, n) for n in (0, 2, 4, 6, 7, 8)]
 
 
+def test_dead_letters_that_another_writers_commit_replaced_are_committed_again_by_the_next_writer(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 2)}, rejected={0: [1]})
+    before = world.load_dead_letters()
+    world.run(committer, {0: (2, 4)}, rejected={0: [3]})
+    waiting = journaled(world, committer, {0: (4, 6)}, rejected={0: [5]})
+    world.catalog.go_back(before)
+    world.load_dead_letters().append(before.scan().to_arrow().slice(0, 0))
+
+    with pytest.raises(CommitUnavailable, match=r"events_dead_letters no longer has the dead letters of batch 1-2"):
+        committer.commit(waiting)
+
+    view = world.view()
+    assert world.settle(world.take_over(view), view).committed == (waiting,)
+    assert world.dead_letters() == [(0, 1), (0, 3), (0, 5)]
+
+
 def replay_in_default_table_only(world):
     replay = BackfillMarker("events", "b-1", {"dead-letters": "--all"}, "digest", 1, BackfillState.PUBLISHED)
     world.load().transaction().set_properties({"frazil.backfill.events": replay.to_property()}).commit_transaction()
