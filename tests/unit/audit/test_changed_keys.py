@@ -189,9 +189,9 @@ def test_a_row_is_overtaken_if_any_later_commit_had_other_deciding_rules(
     epoch, ranges = 0, []
     for n, (is_backfill, has_other_rules, earlier, later) in enumerate(history):
         epoch += not is_backfill
-        known = {"published_in": (max(0, epoch - earlier), epoch + later)} if is_backfill else {"epoch": epoch}
-        rules = other if has_other_rules else now
-        ranges.append(CommittedRange(n, n + 1, 1, 0, "", rules=rules, **known))
+        rules, published_in = other if has_other_rules else now, (max(0, epoch - earlier), epoch + later)
+        of_batch = None if is_backfill else epoch
+        ranges.append(CommittedRange(n, n + 1, 1, 0, "", epoch=of_batch, published_in=published_in, rules=rules))
     rows = pa.table(
         {
             "kafka_topic": ["t"] * len(ranges),
