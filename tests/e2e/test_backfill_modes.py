@@ -149,13 +149,14 @@ def test_a_dry_run_evaluates_the_transform_in_one_other_process(
     stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch, max_exact: int
 ) -> None:
     """Its memory limit may abort a process that also reads Kafka."""
-    started, start = list[IsolatedDecoder](), IsolatedDecoder._start
+    started, ensure_child = list[IsolatedDecoder](), IsolatedDecoder._ensure_child
 
-    def count_start(self: IsolatedDecoder) -> Any:
-        started.append(self)
-        return start(self)
+    def count_start(self: IsolatedDecoder) -> None:
+        if self._child is None:
+            started.append(self)
+        ensure_child(self)
 
-    monkeypatch.setattr(IsolatedDecoder, "_start", count_start)
+    monkeypatch.setattr(IsolatedDecoder, "_ensure_child", count_start)
     monkeypatch.setattr("frazil.backfill.estimate.MAX_EXACT_RECORDS", max_exact)
     monkeypatch.setattr("frazil.backfill.source.MAX_SAMPLE_OFFSETS", 1)
     stream.produce(OLD)

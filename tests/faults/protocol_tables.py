@@ -176,7 +176,7 @@ class World:
     @property
     def mode(self) -> MergingMode | None:
         merging = merge_config(self.spec)
-        return merging and merging.mode
+        return merging.mode if merging else None
 
     @property
     def routed(self) -> tuple[str, ...]:

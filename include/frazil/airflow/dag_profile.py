@@ -33,6 +33,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from frazil.airflow.notifications import CONTEXT_KEY, Call, failure_message, with_message
 from frazil.airflow.page.address import base_url, page_url
+from frazil.clock import epoch_ms
 from frazil.errors import FrazilError, SpecError
 from frazil.operations.message import Message, build_late_run_message
 from frazil.spec.model import StreamSpec
@@ -239,7 +240,7 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
     return build_late_run_message(
         dag_id=dag_id or "a frazil DAG",
         sentence=sentence,
-        since_ms=int(datetime.fromisoformat(queued).timestamp() * 1_000) if queued else None,
+        since_ms=epoch_ms(datetime.fromisoformat(queued)) if queued else None,
         run=f"{base_url()}/dags/{quote(dag_id)}/runs/{quote(run_id)}" if base_url() and run_id else "",
         overview=page_url(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from frazil.airflow.dag_ids import is_shared, task_subject
 from frazil.airflow.page.address import page_url
+from frazil.clock import epoch_ms
 from frazil.operations.message import Message, build_failed_task_message
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def _task_message(context: Any, error: str) -> Message:
         stream=about.stream,
         table=about.table,
         error=error,
-        since_ms=int(began.timestamp() * 1_000) if began else None,
+        since_ms=epoch_ms(began) if began else None,
         log=getattr(ti, "log_url", ""),
         overview=page_url(),
     )

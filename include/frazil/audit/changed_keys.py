@@ -119,7 +119,7 @@ class DeclaredRules:
         again = BitMap64()
         for r in sorted(ranges, key=lambda r: r.epoch or 0, reverse=True):
             columns, deciding = self._changed_columns(r), self._has_other_rules(r)
-            first_epoch = r.published_in - 1 if r.epoch is None else r.epoch
+            first_epoch = r.published_in[0] - 1 if r.epoch is None else r.epoch
             changes = _Changes(columns, deciding, deciding or first_epoch < self._last_other_epoch)
             if r.epoch is None or not replaces:
                 yield changes, [(r.start, r.end)]
@@ -131,7 +131,7 @@ class DeclaredRules:
     def _last_other_epoch(self) -> int:
         """The epoch before which each commit precedes one with other rules. An epoch's batches have the same rules."""
         others = (r for parts in self.ranges.values() for r in parts if self._has_other_rules(r))
-        return max((r.published_in + 1 if r.epoch is None else r.epoch for r in others), default=-1)
+        return max((r.published_in[1] + 1 if r.epoch is None else r.epoch for r in others), default=-1)
 
     def _has_other_rules(self, r: CommittedRange) -> bool:
         return r.rules.deciding != self.current.deciding or (self.rejects and bool(self._changed_columns(r)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -54,8 +54,8 @@ class CommittedRange:
     """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
     """The writer's epoch; None for a backfill."""
-    published_in: int = field(default=0, compare=False)
-    """The newest writer's epoch that may have begun before a backfill was published."""
+    published_in: tuple[int, int] = field(default=(0, 0), compare=False)
+    """The oldest and the newest of the writer's epochs in which a backfill may have been published."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that served the records before `end`, if known."""
     rules: RuleHashes = field(default=NO_RULES, compare=False)
@@ -337,8 +337,8 @@ def _sum_claims(
     replays: list[_ReadRecord] = []
     for backfill in backfills:
         chunks = committed_chunks(journals, backfill.backfill)
-        epoch = _newest_epoch_before(metadata, record_path(journals, backfill.backfill.id), live)
-        found = (_ReadRecord(chunk, selects=backfill.selects, published_in=epoch) for chunk in chunks)
+        epochs = _epochs_of_snapshot(metadata, record_path(journals, backfill.backfill.id), live)
+        found = (_ReadRecord(chunk, selects=backfill.selects, published_in=epochs) for chunk in chunks)
         (replays if backfill.backfill.replays else read).extend(found)
         ids = chunk_topic_ids(chunks)
         for tp, offsets in backfill.replayed.items():
@@ -359,15 +359,22 @@ def _sum_claims(
     return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, remaining, backfills))
 
 
-def _newest_epoch_before(metadata: TableMetadata, commit_record: str, batches: Iterable[Journal]) -> int:
-    """Return the newest epoch of batches that were staged before a snapshot; of all batches, if it has expired."""
+def _epochs_of_snapshot(metadata: TableMetadata, commit_record: str, batches: Collection[Journal]) -> tuple[int, int]:
+    """Return the oldest and the newest epoch in which a snapshot may have been committed. Their clocks may differ by
+    `MAX_CLOCK_STEP_MS`. All epochs are possible if the snapshot has expired.
+    """
     found = (
         s.timestamp_ms
         for s in metadata.snapshots
         if s.summary and s.summary.get("frazil.commit-record") == commit_record
     )
-    at_ms = next(found, sys.maxsize) + MAX_CLOCK_STEP_MS
-    return max((batch.key.epoch for batch in batches if batch.created_at_ms <= at_ms), default=0)
+    at_ms = next(found, None)
+    limits_ms = (-1, sys.maxsize) if at_ms is None else (at_ms - MAX_CLOCK_STEP_MS, at_ms + MAX_CLOCK_STEP_MS)
+    oldest, newest = (
+        max((batch.key.epoch for batch in batches if batch.created_at_ms <= limit_ms), default=0)
+        for limit_ms in limits_ms
+    )
+    return oldest, newest
 
 
 class _ReadRecord(NamedTuple):
@@ -376,7 +383,7 @@ class _ReadRecord(NamedTuple):
     record: Journal
     selects: bool = False
     epoch: int | None = None
-    published_in: int = 0
+    published_in: tuple[int, int] = (0, 0)
 
 
 def _committed_ranges(read: Iterable[_ReadRecord]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -212,12 +213,20 @@ def _describe_missing_streams(catalog: Catalog, table: str, metadata: TableMetad
         namespaces = sorted((".".join(each) for each in list_namespaces(catalog)), key=lambda name: name != own)
         for names in (list_table_names(catalog, namespace) for namespace in namespaces if missing):
             others = [name for name in names if name != table]
-            loaded = run_in_parallel(lambda name: catalog.load_table(name).metadata, others) if others else []
-            for pair in zip(others, loaded, strict=True):
-                missing -= {stream for stream in missing if _are_of_one_stream(stream, (table, metadata), pair)}
-    except Exception:  # a catalog may refuse to list, or to load
+            for pair in run_in_parallel(partial(_try_load, catalog), others) if others else ():
+                missing -= {
+                    stream for stream in missing if pair and _are_of_one_stream(stream, (table, metadata), pair)
+                }
+    except Exception:  # a catalog may refuse to list
         return None
     return f"it has no other table of stream {min(missing)}, such as its dead-letter table" if missing else None
+
+
+def _try_load(catalog: Catalog, name: str) -> tuple[str, TableMetadata] | None:
+    try:
+        return name, catalog.load_table(name).metadata
+    except Exception:  # a table that cannot be loaded does not count
+        return None
 
 
 def _are_of_one_stream(stream: str, *tables: tuple[str, TableMetadata]) -> bool:

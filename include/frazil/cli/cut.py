@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import TIME, json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
+from frazil.clock import epoch_ms
 from frazil.commit.backfill_records import BackfillState, read_backfill
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.marker import read_marker
@@ -88,7 +89,7 @@ def cut(  # noqa: PLR0913 - a command's options
             raise FrazilError(f"no table has the tag {TAG_PREFIX}{untag}; tables searched: {', '.join(tables)}")
         echo(f"{TAG_PREFIX}{untag} is removed from {', '.join(removed)}")
         return
-    at_ms = None if at is None else int(at.timestamp() * 1000)
+    at_ms = None if at is None else epoch_ms(at)
     snapshot_set = find_snapshot_set(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
     if tag:
         _tag(tag, snapshot_set, tables)

@@ -41,7 +41,7 @@ from frazil.commit.marker import (
 from frazil.commit.open_branch import BranchChange, align_batch, check_aligned, release_waiting_files
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import StaleBatch
+from frazil.errors import CommitUnavailable, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
@@ -167,6 +167,10 @@ class Committer:
             self.followers.add(journal)
         return committed
 
+    def commit_dead_letters(self, journal: Journal) -> Marker:
+        """Commit only the batch's dead letters. Raises the errors of `commit`."""
+        return commit_snapshots((self._dead_letter_commit(journal),), retry_policy=self._tables.retry_policy)
+
     def _release_open_windows(self) -> None:
         """Move rows from the stream's open branch to main, if `commit.align` is no longer declared."""
 
@@ -189,6 +193,12 @@ class Committer:
             marker = check_fence(current, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             decision = classify_dead_letters(marker, journal)
+            if journal.key.epoch == self.epoch and (marker.settled or NO_DEAD_LETTERS) < journal.newest_dead_letters:
+                raise CommitUnavailable(
+                    f"table {self._tables.dead_letters.identifier} no longer has the dead letters of batch "
+                    f"{journal.newest_dead_letters}, whose commit the catalog had confirmed",
+                    remedy="The next start commits them again",
+                )
             if decision is CommitDecision.STALE:
                 raise StaleBatch(
                     f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
@@ -283,6 +293,7 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
         leader_epochs={**marker.leader_epochs, **epochs},
         transaction=journal.transaction if planned == offsets.keys() else NO_TRANSACTION,
         watermark_us=watermark,
+        dead_letters=journal.key if journal.staged_for("dead-letters") else marker.dead_letters,
     )
 
 

@@ -15,6 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
+from frazil.clock import epoch_ms
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.errors import RolledBack
@@ -223,21 +224,17 @@ class Period:
 
 
 def period_between(begin: datetime, end: datetime) -> Period:
-    return Period(_to_ms(begin), _to_ms(end))
+    return Period(epoch_ms(begin), epoch_ms(end))
 
 
 def last_period(length: timedelta, now: datetime) -> Period:
-    return Period(_to_ms(now - length), _to_ms(now) + 1)
+    return Period(epoch_ms(now - length), epoch_ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
     """Return the last `hours` full UTC clock hours that ended at or before `moment`."""
-    end_ms = _to_ms(moment) // HOUR_MS * HOUR_MS
+    end_ms = epoch_ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
-
-
-def _to_ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:

@@ -97,6 +97,8 @@ class Marker:
     """The last batch up to which all routed tables are complete; None if the stream never had a route."""
     own_table: OwnTable | None = None
     """The stream's own table; only in the dead-letter table's marker."""
+    dead_letters: BatchKey | None = None
+    """The last batch with dead letters; only in the default table's marker."""
 
     @property
     def property_name(self) -> str:
@@ -158,6 +160,7 @@ class Marker:
                 **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
                 **({"own-table": self.own_table} if self.own_table else {}),
+                **({"dead-letters": self.dead_letters} if self.dead_letters else {}),
             },
             separators=(",", ":"),
         )
@@ -194,6 +197,7 @@ class Marker:
                 transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
                 own_table=OwnTable(*raw["own-table"]) if raw.get("own-table") else None,
+                dead_letters=BatchKey(*raw["dead-letters"]) if raw.get("dead-letters") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MarkerUnreadable(

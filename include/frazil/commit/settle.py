@@ -9,13 +9,15 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.commit_checks import check_fence, forgotten_epoch
+from frazil.commit.backfill_records import is_last_backfill, read_backfill
+from frazil.commit.commit_checks import check_fence, check_same_source, forgotten_epoch
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal, bare_path
 from frazil.commit.marked_update import commit_marker
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
@@ -49,6 +51,7 @@ class SettleResult:
 def settle(tables: StreamTables, committer: Committer) -> SettleResult:
     """Commit the journals that continue the marker, and discard all others. Uses neither Kafka nor new files."""
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
+    _restore_dead_letters(tables, committer, marker)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
     keys = tables.journals.keys()
@@ -74,6 +77,46 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
+
+
+def _restore_dead_letters(tables: StreamTables, committer: Committer, marker: Marker) -> None:
+    """Commit dead letters again that the catalog has lost, although the default table has their batches."""
+    table = tables.dead_letters.current()
+    known = read_marker(table.metadata.properties, tables.stream)
+    if not known or not marker.dead_letters or known.outcome_of(marker.dead_letters) is not BatchOutcome.NOT_COMMITTED:
+        return
+    for journal in _find_lost_dead_letters(tables, table, known, marker):
+        where = f"the catalog has lost the dead letters of batch {journal.key} in {tables.dead_letters.identifier}"
+        try:
+            _check_restorable(tables, table, known, journal)
+            committer.commit_dead_letters(journal)
+        except (StaleBatch, TopicRecreated) as reason:
+            log.warning("%s. They cannot be committed again: %s", where, reason)
+            return
+        log.warning("%s. They were committed again", where)
+
+
+def _find_lost_dead_letters(tables: StreamTables, table: Table, known: Marker, marker: Marker) -> list[Journal]:
+    """Return the committed batches whose dead letters belong after those that the table has, in order."""
+    folder, uuid = f"{bare_path(data_location(table))}/", tables.main.current().metadata.table_uuid
+    last = known.settled or NO_DEAD_LETTERS
+    later = takewhile(lambda j: j.key > last, tables.journals.records(newest_first=True, table_uuid=uuid))
+    lost = []
+    for journal in later:
+        files = journal.staged_for("dead-letters") if marker.has_committed(journal.key) else ()
+        if files and all(bare_path(file.path).startswith(folder) for file in files):
+            lost.append(journal)
+    return lost[::-1]
+
+
+def _check_restorable(tables: StreamTables, table: Table, known: Marker, journal: Journal) -> None:
+    """Raise StaleBatch or TopicRecreated if a batch's dead letters are no longer staged, or may be outdated."""
+    check_same_source(known.source, journal.source, stream=tables.stream)
+    if missing := find_missing_files(tables, journal.staged_for("dead-letters")):
+        raise StaleBatch(f"these files no longer exist: {missing}")
+    last = read_backfill(tables.main.current().metadata.properties, tables.stream)
+    if last and last.replays and not is_last_backfill(table.metadata.properties, last):
+        raise StaleBatch(f"replay {last.id}, which the catalog has also lost, may have turned them into rows")
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:

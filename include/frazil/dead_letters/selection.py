@@ -23,6 +23,7 @@ from pyroaring import BitMap64
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.audit.claims import load_all_claims
 from frazil.backfill.request import UtcMoment
+from frazil.clock import epoch_ms
 from frazil.commit.backfill_records import (
     BackfillMarker,
     BackfillState,
@@ -198,7 +199,7 @@ def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[
             headers.setdefault(header["name"], []).append(value)
         yield DeadLetter(
             where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
-            rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
+            rejected_at_ms=epoch_ms(row["rejected_at"]),
             reason=row["error_class"],
             error=row["error"],
             key=text(row["key"], part_name("key")),

@@ -203,4 +203,4 @@ def _ask_http(address: str) -> ServerTime:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
         raise _TimeMissing("the response has no time") from None
-    return ServerTime(began_ms, int(theirs.timestamp() * 1000), clock.now_ms(), _DATE_PRECISION_MS)
+    return ServerTime(began_ms, clock.epoch_ms(theirs), clock.now_ms(), _DATE_PRECISION_MS)

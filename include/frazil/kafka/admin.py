@@ -15,6 +15,7 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from frazil.clock import epoch_ms
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing, brokers_remedy
 from frazil.kafka.client import AdminClient, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
@@ -193,7 +194,7 @@ class KafkaAdmin:
     def offsets_at(self, moment: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return each partition's first offset with a timestamp at or after `moment`, or else its log's end."""
         tps = list(partitions)
-        offsets = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(moment.timestamp() * 1000))))
+        offsets = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, epoch_ms(moment))))
         missing = [tp for tp, offset in offsets.items() if offset < 0]
         return {**offsets, **(self.ends(missing) if missing else {})}
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from frazil.backfill.commit import abandon
 from frazil.backfill.request import check_coordinates
 from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker
+from frazil.clock import epoch_ms
 from frazil.commit import marker_changes
 from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.marker import Marker, keep_same_topics, keep_topics, require_own_marker
@@ -303,7 +304,7 @@ def reset_message(request: ResetTarget, plan: Sequence[OffsetMove], *, by: str) 
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
     did = " and ".join(skips + reads)
-    time = f" {format_utc(int(request.at.timestamp() * 1000))}" if request.at else ""
+    time = f" {format_utc(epoch_ms(request.at))}" if request.at else ""
     return f"the stream was reset to {request.to}{time} by {by}: it {did or 'skips no offsets and rereads none'}"
 
 

@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from pyiceberg.io.fsspec import FsspecFileIO
 
 import frazil.pyiceberg_fixes  # noqa: F401 - configures gcsfs
+from frazil.clock import epoch_ms
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, count_request, file_io_properties
 from frazil.table.storage_errors import is_credentials_expiry, translate_client_failure
@@ -227,7 +228,7 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
         if isinstance(modified, str):
             modified = datetime.fromisoformat(modified)
         if isinstance(modified, datetime):
-            return round(modified.timestamp() * 1_000)
+            return epoch_ms(modified)
     raise KeyError(f"no modification time in {sorted(info)}")
 
 

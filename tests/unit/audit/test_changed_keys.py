@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, PrimitiveType, StringType, UUIDType
@@ -142,11 +144,11 @@ def test_keys_that_a_later_batch_of_other_deciding_rules_may_have_deleted_or_kep
         audited.declared = DeclaredRules(RuleHashes({"k1": "a"}, "now"), {("t", 0): ranges})
         return audited.keys(changes)
 
-    def found_with_replay(deciding: str, published_in: int) -> ChangedKeys:
+    def found_with_replay(deciding: str, newest: int) -> ChangedKeys:
         """Find keys after three batches of the current rules, and a replay of the second in this epoch."""
         now, other = (RuleHashes({"k1": "a"}, each) for each in ("now", deciding))
         batches = [CommittedRange(2 * n, 2 * n + 2, 2, 0, "", epoch=n + 1, rules=now) for n in range(3)]
-        replay = CommittedRange(2, 4, 2, 0, "", published_in=published_in, rules=other)
+        replay = CommittedRange(2, 4, 2, 0, "", published_in=(2, newest), rules=other)
         audited.declared = DeclaredRules(now, {("t", 0): [*batches, replay]})
         return audited.keys(changes)
 
@@ -166,15 +168,43 @@ def test_the_rows_of_a_backfill_that_a_batch_of_other_deciding_rules_may_have_de
     audited = Audited(tmp_path, LongType(), located=True)
     place = {"kafka_topic": "t", "kafka_partition": 0}
 
-    def found(*, published_in: int) -> ChangedKeys:
+    def found(*, published_in: tuple[int, int]) -> ChangedKeys:
         now, other = (RuleHashes({"k1": "a"}, each) for each in ("now", "other"))
         backfill = CommittedRange(0, 2, 2, 0, "", published_in=published_in, rules=now)
         batch = CommittedRange(2, 4, 2, 0, "", epoch=2, rules=other)
         audited.declared = DeclaredRules(now, {("t", 0): [backfill, batch]})
         return audited.keys([{**row(3), **place, "kafka_offset": 1}])
 
-    assert found(published_in=2) == ChangedKeys(undecided=named({"k1": 3})), "the batch came before it or after"
-    assert found(published_in=3) == ChangedKeys(named({"k1": 3}))
+    assert found(published_in=(2, 2)) == ChangedKeys(undecided=named({"k1": 3})), "the batch came before it or after"
+    assert found(published_in=(1, 3)) == ChangedKeys(undecided=named({"k1": 3}))
+    assert found(published_in=(3, 3)) == ChangedKeys(named({"k1": 3}))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2), st.integers(0, 2)), max_size=6))
+def test_a_row_is_overtaken_if_any_later_commit_had_other_deciding_rules(
+    history: list[tuple[bool, bool, int, int]],
+) -> None:
+    """Each commit is a backfill or the next epoch's batch. The true epoch of a backfill is known only roughly."""
+    now, other = RuleHashes(deciding="now"), RuleHashes(deciding="other")
+    epoch, ranges = 0, []
+    for n, (is_backfill, has_other_rules, earlier, later) in enumerate(history):
+        epoch += not is_backfill
+        rules, published_in = other if has_other_rules else now, (max(0, epoch - earlier), epoch + later)
+        of_batch = None if is_backfill else epoch
+        ranges.append(CommittedRange(n, n + 1, 1, 0, "", epoch=of_batch, published_in=published_in, rules=rules))
+    rows = pa.table(
+        {
+            "kafka_topic": ["t"] * len(ranges),
+            "kafka_partition": pa.array([0] * len(ranges), pa.int32()),
+            "kafka_offset": pa.array(range(len(ranges)), pa.int64()),
+        }
+    )
+
+    overtaken = DeclaredRules(now, {("t", 0): ranges}).changed(rows).overtaken.tolist()
+
+    expected = [any(has_other_rules for _, has_other_rules, *_ in history[n:]) for n in range(len(history))]
+    assert all(found for found, needed in zip(overtaken, expected, strict=True) if needed)
+    assert any(expected) or not any(overtaken)
 
 
 def test_the_rules_of_a_row_are_those_of_its_records_batches() -> None:

@@ -231,6 +231,7 @@ def test_a_table_is_not_registered_in_a_catalog_without_another_table_of_its_str
     other, tables = load_catalog("other"), (made.tables.main.refresh(), made.tables.dead_letters.refresh())
     other.create_namespace("demo")
     other.create_table("demo.rides", tables[0].schema())
+    Path(other.create_table("demo.broken", tables[0].schema()).metadata_location.removeprefix("file://")).unlink()
 
     def register(table: Table, *words: str) -> Result:
         line = ["register", ".".join(table.name()), table.metadata_location, "--catalog", "other", *words]

@@ -11,11 +11,13 @@ import pytest
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.types import StringType
 
-from frazil.commit.backfill_records import staging_stream
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, staging_stream
+from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import VOID, bare_path
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, BatchOutcome, LastTransaction
-from frazil.commit.marker_changes import change_marker, forget
+from frazil.commit.marker_changes import change_marker, forget, reset
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import (
     MAX_SWEPT_EPOCHS,
@@ -446,6 +448,92 @@ def test_a_start_with_a_stale_catalog_cache_uses_its_own_committed_state(world):
     assert settled.committed == (journal,)
     assert view.marker() == world.marker()
     assert (world.rows(), world.dead_letters()) == ([(0, 0), (0, 2), (0, 3)], [(0, 1)])
+
+
+def lose_dead_letters(world: World) -> Committer:
+    """Let the catalog lose two confirmed commits of the dead-letter table, but none of the default table."""
+    committer = world.begin()
+    world.run(committer, {0: (0, 2)}, rejected={0: [1]})
+    before = world.load_dead_letters()
+    world.run(committer, {0: (2, 4)}, rejected={0: [3]})
+    world.run(committer, {0: (4, 6)}, rejected={0: [5]})
+    world.run(committer, {0: (6, 8)})
+    world.catalog.go_back(before)
+    return committer
+
+
+def test_dead_letters_that_only_the_default_table_knows_are_committed_again(world):
+    first = lose_dead_letters(world)
+    waiting = journaled(world, first, {0: (8, 10)}, rejected={0: [9]})
+
+    for committed in ((waiting,), ()):
+        view = world.view()
+        assert world.settle(world.take_over(view), view).committed == committed
+        assert world.dead_letters() == [(0, n) for n in (1, 3, 5, 9)]
+    assert world.rows() == [(0, n) for n in (0, 2, 4, 6, 7, 8)]
+
+
+def test_dead_letters_that_another_writers_commit_replaced_are_committed_again_by_the_next_writer(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 2)}, rejected={0: [1]})
+    before = world.load_dead_letters()
+    world.run(committer, {0: (2, 4)}, rejected={0: [3]})
+    waiting = journaled(world, committer, {0: (4, 6)}, rejected={0: [5]})
+    world.catalog.go_back(before)
+    world.load_dead_letters().append(before.scan().to_arrow().slice(0, 0))
+
+    with pytest.raises(CommitUnavailable, match=r"events_dead_letters no longer has the dead letters of batch 1-2"):
+        committer.commit(waiting)
+
+    view = world.view()
+    assert world.settle(world.take_over(view), view).committed == (waiting,)
+    assert world.dead_letters() == [(0, 1), (0, 3), (0, 5)]
+
+
+def replay_in_default_table_only(world):
+    replay = BackfillMarker("events", "b-1", {"dead-letters": "--all"}, "digest", 1, BackfillState.PUBLISHED)
+    world.load().transaction().set_properties({"frazil.backfill.events": replay.to_property()}).commit_transaction()
+
+
+def remove_dead_letter_files(world):
+    for path in set(world.parquet_files(world.load_dead_letters())):
+        Path(path).unlink()
+
+
+def move_dead_letters(world):
+    moved = {"write.data.path": f"{world.load_dead_letters().location()}/elsewhere"}
+    world.load_dead_letters().transaction().set_properties(moved).commit_transaction()
+
+
+def recreate_topic(world):
+    world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
+    view = world.view()
+    reset(view, target={}, source=world.source, seen=read_state_before_reset(view))
+
+
+@pytest.mark.parametrize(
+    ("change", "warned"),
+    [
+        (replay_in_default_table_only, "replay b-1, which the catalog has also lost, may have turned them into rows"),
+        (remove_dead_letter_files, "these files no longer exist"),
+        (recreate_topic, "was deleted and recreated"),
+        (move_dead_letters, None),
+    ],
+)
+def test_dead_letters_that_may_be_outdated_are_not_committed_again(world, caplog, change, warned):
+    lose_dead_letters(world)
+    change(world)
+    files = world.load_dead_letters().inspect.files()["file_path"].to_pylist()
+
+    view = world.view()
+    world.settle(world.take_over(view), view)
+
+    assert world.load_dead_letters().inspect.files()["file_path"].to_pylist() == files
+    found = [
+        r.getMessage() for r in caplog.records if "the catalog has lost the dead letters of batch 1-2" in r.getMessage()
+    ]
+    assert len(found) == (1 if warned else 0)
+    assert all(warned in message for message in found)
 
 
 def test_a_settling_epoch_that_does_not_see_its_successor_deletes_nothing(world):

@@ -80,7 +80,7 @@ def test_a_hot_partition_gets_several_writers_and_small_partitions_share_one() -
 
 
 def decided(recent: RecentSizes, *, declared: Any = "auto", tasks: int = 4, **known: Any) -> Distribution:
-    given = {"partitioned": True, "target_file_bytes": FILE, "before": None} | known
+    given = {"is_partitioned": True, "target_file_bytes": FILE, "previous": None} | known
     return decide_distribution(declared, recent, tasks=tasks, **given)
 
 
@@ -91,8 +91,8 @@ MANY = RecentSizes(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), pa
     ("known", "reason"),
     [
         ({"declared": "none"}, "distribution: none"),
-        ({"partitioned": False}, "the table has no partitions"),
-        ({"partitioned": False, "declared": "hash"}, "the table has no partitions"),
+        ({"is_partitioned": False}, "the table has no partitions"),
+        ({"is_partitioned": False, "declared": "hash"}, "the table has no partitions"),
         ({"tasks": 1}, "one task writes the batch"),
         ({"tasks": 1, "declared": "hash"}, "one task writes the batch"),
     ],
@@ -132,15 +132,15 @@ def test_a_shuffle_decision_stays_while_the_ratio_is_between_the_bounds() -> Non
     middle = between((MIN_RATIO_TO_BEGIN + MIN_RATIO_TO_CONTINUE) / 2 * 100)
     begun = decided(MANY)
     assert not decided(middle).shuffled
-    assert decided(middle, before=begun).shuffled
-    assert not decided(between(MIN_RATIO_TO_CONTINUE * 100 - 1), before=begun).shuffled
+    assert decided(middle, previous=begun).shuffled
+    assert not decided(between(MIN_RATIO_TO_CONTINUE * 100 - 1), previous=begun).shuffled
 
 
 def test_a_shuffled_batch_estimates_its_files_without_a_shuffle() -> None:
     recent = MANY
     for _ in range(10):
         recent = recent.after(wrote({str(i): 40 for i in range(100)}), partitions=400)
-    assert decided(recent, before=decided(MANY)).files_alone == 400
+    assert decided(recent, previous=decided(MANY)).files_alone == 400
 
 
 def test_journals_are_read_again_after_a_read_that_failed() -> None:

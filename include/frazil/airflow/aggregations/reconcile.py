@@ -114,12 +114,8 @@ def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: C
             return None
         for event in listed:
             if asset.name.startswith(AGAIN_PREFIX) and event.partition_key is not None:
-                runs.setdefault(event.partition_key, []).append((REQUESTED, _to_ms(event.timestamp)))
+                runs.setdefault(event.partition_key, []).append((REQUESTED, clock.epoch_ms(event.timestamp)))
             for run in event.created_dagruns:
                 if run.dag_id == dag_id and run.partition_key is not None:
-                    runs.setdefault(run.partition_key, []).append((run.state, _to_ms(run.start_date)))
+                    runs.setdefault(run.partition_key, []).append((run.state, clock.epoch_ms(run.start_date)))
     return runs
-
-
-def _to_ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)

@@ -22,6 +22,7 @@ from sqlalchemy import func, select, update
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import RESULT_KEY
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.clock import epoch_ms
 from frazil.home import dev_airflow_home
 from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
@@ -78,7 +79,7 @@ def read_last_measurement() -> Measurement:
 
 
 def _to_ms(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp() * 1000)
+    return None if moment is None else epoch_ms(moment)
 
 
 def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
@@ -222,7 +223,7 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
         if heartbeat_at is None:
             continue
         component = COMPONENTS[str(kind)]
-        heartbeat = ComponentHeartbeat(int(heartbeat_at.timestamp() * 1000), should_run=state == "running")
+        heartbeat = ComponentHeartbeat(epoch_ms(heartbeat_at), should_run=state == "running")
         latest[component] = max(
             latest.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
         )

@@ -32,6 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from frazil import outdated_code
+from frazil.clock import epoch_ms
 from frazil.safe_text import MAX_REASON_CHARACTERS, escape_unsafe
 
 # Scripts and styles come only from this server, and all content of records is text.
@@ -63,7 +64,7 @@ def operations_page() -> FastAPI:
 
 def _to_ms(moment: datetime | None) -> int | None:
     utc = moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
-    return None if utc is None else round(utc.timestamp() * 1000)
+    return None if utc is None else epoch_ms(utc)
 
 
 @dataclass(frozen=True, slots=True)
