@@ -85,7 +85,8 @@ def ask(airflow_process: AirflowProcess) -> Ask:
 
 
 def test_an_anonymous_user_sees_nothing(ask: Ask):
-    for path in ("", "index.html", "main.js", "api/overview", "api/stream/ticks", "api/table/demo.ticks"):
+    data = ("api/overview", "api/stream/ticks", "api/table/demo.ticks", "api/run/backfill/ticks?run=any")
+    for path in ("", "index.html", "main.js", "runbook.html", *data):
         assert ask(None, path)["status"] == 401
 
 

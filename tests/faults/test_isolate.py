@@ -43,6 +43,15 @@ def make(deadly):
         return DecodedChunk(pa.table({"x": pa.array(values, pa.binary())}), np.arange(len(values)))
     return decode
 
+class OnlyIn:
+    """Makes a decoder in one process; elsewhere, a file is missing."""
+    def __init__(self, pid):
+        self.pid = pid
+    def __call__(self):
+        if os.getpid() != self.pid:
+            raise FileNotFoundError("a file of the decoder")
+        return make(b"deadly")
+
 def make_records(context, module, name):
     """Decode a stream's records, where the decoders of keys that a function of this name makes are fragile."""
     of = importlib.import_module(module)
@@ -156,6 +165,16 @@ def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
     decoder.close()
 
 
+@pytest.mark.usefixtures("fragile")
+def test_a_decoder_that_a_child_cannot_create_leaves_its_error_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    import fragile_decoder
+
+    decoder = IsolatedDecoder(fragile_decoder.OnlyIn(os.getpid()))
+    with pytest.raises(EnvironmentUnusable, match="Its last output is above"):
+        decoder(RecordChunk.of_values([b"a"]))
+    assert "FileNotFoundError: a file of the decoder" in capfd.readouterr().err
+
+
 def test_the_harmless_record_has_the_length_of_the_tested_record() -> None:
     assert [len(harmless_record(size)) for size in (0, 1, 2, 3, 1000)] == [2, 2, 2, 3, 1000]
 
@@ -177,7 +196,7 @@ def test_a_child_process_exits_quietly_when_nobody_reads_its_answers(fragile: Ma
         for value in (fragile, RecordChunk.of_values([harmless_record()])):
             ours.send(value)
         ours.close()
-        assert child.wait(60) == 1
+        assert child.wait(60) == 0
         assert child.stderr is not None
         assert b"Traceback" not in (said := child.stderr.read()), said
         assert b"BrokenPipeError" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -121,7 +122,7 @@ def _join_notes(result: Audit) -> Audit:
     """Return the audit with equal notes joined into one, which lists their partitions. Counts are of one partition."""
     joined = dict[tuple[FindingKind, str, str], Finding]()
     for f in result.findings:
-        is_counted = f"{f.count:,}" in f.sentence
+        is_counted = f"{f.count:,}" in re.findall(r"\d(?:[\d,.:-]*\d)?", f.sentence)
         key = f.kind, f.sentence, f.where if f.kind.is_wrong or is_counted else ""
         joined[key] = replace(joined[key], where=f"{joined[key].where}, {f.where}") if key in joined else f
     return replace(result, findings=tuple(joined.values()))

@@ -116,7 +116,7 @@ def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
     if not writer.is_alive:
         next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues at the new position."
         return f"Stream {stream} has epoch {epoch}. {next_step}"
-    command = "run" if writer is ProcessState.FOREGROUND else "resume"
+    command = "run" if writer in {ProcessState.FOREGROUND, ProcessState.ORPHANED} else "resume"
     return (
         f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It exits with 13 "
         "(Fenced) within a minute, or after the batch that it stages; `frazil status` shows when it has ended. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,14 +207,17 @@ def derive_table_with_deletes(
         return None
     if len(keys) < len(sample.records) or not any(record.is_tombstone for record in sample.records):
         return None
-    fields = {tuple(found) if (found := _parse_key(key)) else () for key in keys}
-    names, whole_key = next(iter(fields)), None
-    if len(fields) > 1 or not names or not set(names) <= {c.name for c in columns if c.path is None and _is_keyable(c)}:
-        column = _find_key_column(sample, columns)
+    rows = [
+        (record.key or b"", unwrap_event(row))
+        for record in sample.records
+        if record.value and (row := _parse_object(record.value)) is not None
+    ]
+    names, whole_key = _find_key_fields(keys, rows, columns), None
+    if not names:
+        column = _find_key_column(keys, rows, columns)
         if column is None:
             name = _unused_name("record_key", {column.name.lower() for column in columns})
-            is_text = all(_decode_text(key) is not None for key in keys)
-            column = ProposedColumn(name, "string" if is_text else "binary")
+            column = ProposedColumn(name, "string" if _are_texts(keys) else "binary")
             columns = (*columns, column)
         formats: dict[str | None, Literal["string", "bytes", "json"]] = {"binary": "bytes", "long": "json"}
         names, whole_key = (column.name,), Key(column=column.name, format=formats.get(column.type, "string"))
@@ -221,18 +225,39 @@ def derive_table_with_deletes(
     return UpsertTable(columns, names, event_time, whole_key=whole_key)
 
 
-def _find_key_column(sample: Sample, columns: Sequence[ProposedColumn]) -> ProposedColumn | None:
-    """Return the column whose value, as text, is the key of each record."""
-    rows = [(r.key, row) for r in sample.records if r.value and (row := _parse_object(r.value)) is not None]
-    plain = (c for c in columns if c.type in {"string", "long"} and not (c.path or c.is_cast or c.as_json))
-    return next(
-        (
-            c
-            for c in plain
-            if rows and all(str(row.get(c.name)).encode(errors="surrogatepass") == key for key, row in rows)
-        ),
-        None,
-    )
+def _find_key_fields(
+    keys: Sequence[bytes], rows: Sequence[tuple[bytes, Mapping[str, Any]]], columns: Sequence[ProposedColumn]
+) -> tuple[str, ...]:
+    """Return the fields of all keys, if each row has the values of its key; empty otherwise, because a tombstone would
+    then delete another key's row.
+    """
+    names = tuple(_parse_key(keys[0]) or ())
+    if not set(names) <= {column.name for column in columns if column.path is None and _is_keyable(column)}:
+        return ()
+    parsed = [_parse_key(key) or {} for key in keys]
+    if any(tuple(fields) != names or None in fields.values() for fields in parsed):
+        return ()
+    same = all({name: row.get(name) for name in names} == _parse_key(key) for key, row in rows)
+    return names if same else ()
+
+
+def _find_key_column(
+    keys: Sequence[bytes], rows: Sequence[tuple[bytes, Mapping[str, Any]]], columns: Sequence[ProposedColumn]
+) -> ProposedColumn | None:
+    """Return the column whose value, as text, is the key of each record. It can hold the keys of tombstones, too."""
+    types = {"string"} if rows and _are_texts(keys) else set()
+    if types and all(re.fullmatch(rb"-?[1-9][0-9]{0,17}|0", key) for key in keys):
+        types.add("long")
+    plain = (c for c in columns if c.type in types and not (c.path or c.is_cast or c.as_json))
+    return next((c for c in plain if all(_is_text_of(row.get(c.name), key) for key, row in rows)), None)
+
+
+def _are_texts(keys: Sequence[bytes]) -> bool:
+    return all(_decode_text(key) is not None for key in keys)
+
+
+def _is_text_of(value: object, key: bytes) -> bool:
+    return value is not None and str(value).encode(errors="surrogatepass") == key
 
 
 def _is_keyable(column: ProposedColumn) -> bool:

@@ -6,6 +6,7 @@ kill a child.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -106,24 +107,23 @@ def harmless_record(size: int = 0) -> bytes:
 
 
 def serve(pipe: Any) -> None:
+    """Create a decoder, and answer chunks until the parent closes the pipe or is killed."""
     decode: Decoder = pipe.recv()()
     while True:
         try:
             chunk = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer: object = decode(chunk)
         except Exception as error:  # raised in the parent process
             answer = error
-        pipe.send(answer)
+        with contextlib.suppress(OSError):  # nothing reads the answer of a killed parent
+            pipe.send(answer)
 
 
 if __name__ == "__main__":
     from multiprocessing.connection import Connection
 
     os.dup2(2, 1)  # the parent's output is not the child's
-    try:
-        serve(Connection(int(sys.argv[1])))
-    except OSError:  # the parent was killed, so nothing reads the answers or a traceback
-        sys.exit(1)
+    serve(Connection(int(sys.argv[1])))

@@ -169,7 +169,7 @@ def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(
                     setting, path, "is null for a snapshot's rows, but the column is not null; remove not null"
                 )
-        elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
+        elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")) or path.startswith("op."):
             text = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(setting, path, text)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
@@ -178,6 +178,15 @@ def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
                 f"{POSITION}"
             )
             yield Problem(setting, path, text)
+        elif other := next((n for n, p in envelope.metadata.items() if _read_path(p).startswith(f"{path}.")), None):
+            yield Problem(
+                setting, path, f"is an object, and the column {other} reads a field in it; remove one of them"
+            )
+
+
+def _read_path(path: str) -> str:
+    """Return the path of a field that a metadata column reads: for the position, one of several in `source`."""
+    return "source.lsn" if path == POSITION else path
 
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:

@@ -58,11 +58,12 @@ def test_an_incompletely_compared_upsert_is_not_reported_as_clean(capsys: pytest
 
 def test_the_same_note_of_several_partitions_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
-    notes = tuple(Finding(FindingKind.NOT_COMPARED, n, "some offsets were repeated", f"orders-{n}") for n in (1, 2, 3))
+    note = "some offsets before 2026-01-23 were repeated"
+    notes = tuple(Finding(FindingKind.NOT_COMPARED, n, note, f"orders-{n}") for n in (1, 2, 3))
     _print_audit(Audit("orders", (landed,), notes, batches=1), with_source=False)
     said = capsys.readouterr().out
-    assert said.count("some offsets were repeated") == 1
-    assert "not everything was compared: orders-1, orders-2, orders-3: some offsets were repeated." in said
+    assert said.count(note) == 1
+    assert f"not everything was compared: orders-1, orders-2, orders-3: {note}." in said
 
 
 def test_a_note_with_a_count_is_printed_for_each_partition(capsys: pytest.CaptureFixture[str]) -> None:

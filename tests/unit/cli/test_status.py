@@ -503,7 +503,10 @@ def test_a_fenced_writer_is_reported_as_fenced_until_it_ends(streams: Path):
             assert (found["writer"]["fenced"], found["lag"], found["problems"]) == (False, 0, [])
 
 
-@pytest.mark.parametrize(("writer", "command"), [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run")])
+@pytest.mark.parametrize(
+    ("writer", "command"),
+    [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run"), (ProcessState.ORPHANED, "run")],
+)
 def test_after_a_reset_the_running_writer_must_exit_before_the_next_one_starts(writer: ProcessState, command: str):
     said = describe_next_step("ticks", 4, writer)
     assert "It exits with 13 (Fenced) within a minute" in said

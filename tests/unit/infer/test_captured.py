@@ -86,12 +86,19 @@ def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
     [
         (lambda n: b'{"id": %d}' % n, ("id",), None),
         (lambda n: b'{"no": %d}' % n, ("record_key",), "string"),
+        (lambda n: b'{"id": %d}' % (n + 1), ("record_key",), "string"),
+        (lambda n: b'{"id": %s}' % (b"%d" % n if n < COUNT else b"null"), ("record_key",), "string"),
         (lambda n: b"%d" % n, ("id",), "json"),
+        (lambda n: b"%d" % n if n < COUNT else b"k%d" % n, ("record_key",), "string"),
         (lambda n: b"n%d" % n, ("name",), "string"),
+        (lambda n: b"n%d" % n if n < COUNT else b"\xff", ("record_key",), "bytes"),
         (lambda n: b"k%d" % n, ("record_key",), "string"),
         (lambda n: b"\xff%d" % n, ("record_key",), "bytes"),
     ],
-    ids=["fields of records", "other fields", "a number", "a text", "other texts", "bytes"],
+    ids=[
+        *("fields of records", "other fields", "fields with other values", "a null in a tombstone's key"),
+        *("a number", "a text in a tombstone's key", "a text", "bytes in a tombstone's key", "other texts", "bytes"),
+    ],
 )
 def test_records_without_a_value_are_proposed_as_deletes_of_their_key(
     make_key: Callable[[int], bytes], key: tuple[str, ...], whole_key: str | None

@@ -183,8 +183,8 @@ message Holder { In kept = 1; int32 n = 2; }
 """
 
 
-def proto(value: dict[str, Any]) -> bytes:
-    return bytes(ParseDict(value, GetMessageClass(message_of(PROTO, (), "R"))()).SerializeToString())
+def proto(value: dict[str, Any], schema: str | None = None) -> bytes:
+    return bytes(ParseDict(value, GetMessageClass(message_of(schema or PROTO, (), "R"))()).SerializeToString())
 
 
 def test_protobuf_keeps_a_value_of_any_type_as_its_json_mapping() -> None:

@@ -224,6 +224,45 @@ def test_protobuf_keeps_the_fields_without_a_column_that_have_a_value() -> None:
     ]
 
 
+TAKEN_PROTO = """syntax = "proto3";
+import "google/protobuf/struct.proto";
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+message In { int32 n = 1; string z = 2; google.protobuf.Timestamp t = 3; }
+message R {
+  google.protobuf.Timestamp t = 1; google.protobuf.Int32Value w = 2; google.protobuf.Struct st = 3;
+  map<int32, In> m = 4; map<string, int32> n = 5; repeated In l = 6;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "kept"),
+    [
+        ({"t": "1970-01-01T00:00:05Z"}, "struct<seconds: long, nanos: int>", None),
+        ({"t": "1970-01-01T00:00:05Z"}, "struct<seconds: long>", {"t": "1970-01-01T00:00:05Z"}),
+        ({"w": 3}, "struct<value: int>", None),
+        ({"st": {"a": 1}}, "struct<a: double>", {"st": {"a": 1}}),
+        ({"m": {"4": {"n": 1, "z": "q"}}}, "list<struct<key: int, value: struct<n: int>>>", {"m": {"4": {"z": "q"}}}),
+        ({"m": {"4": {"n": 1, "z": "q"}}}, "list<struct<key: int>>", {"m": {"4": {"n": 1, "z": "q"}}}),
+        ({"n": {"a": 1}}, "list<struct<key: string, value: int>>", None),
+        ({"n": {"a": 1}}, "list<struct<key: string>>", {"n": {"a": 1}}),
+        (
+            {"l": [{"n": 1, "t": "1970-01-01T00:00:05Z"}]},
+            "list<struct<n: int, t: struct<nanos: int>>>",
+            {"l": [{"t": "1970-01-01T00:00:05Z"}]},
+        ),
+    ],
+)
+def test_rest_keeps_what_columns_leave_of_protobuf_values_whose_json_has_another_shape(
+    value: dict[str, Any], kind: str, kept: Any
+) -> None:
+    form = {"type": "protobuf", "schema-text": TAKEN_PROTO, "message": "R"}
+    spec = declared({next(iter(value)): kind, "r": "string"}, form, rest="r")
+    decoded = decode([proto(value, TAKEN_PROTO)], spec)
+    assert decoded.rejections == []
+    assert [text and json.loads(text) for text in decoded.rows["r"].to_pylist()] == [kept]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -145,6 +145,9 @@ def test_an_envelope_needs_upsert_mode_and_a_key() -> None:
         ({"at": "position"}, "is a string, but the column is timestamptz"),
         ({"note": "after.note"}, "is not a field of an envelope; it begins with source"),
         ({"note": "source."}, "is not a field of an envelope"),
+        ({"note": "op.code"}, "is not a field of an envelope"),
+        ({"note": "source", "at": "source.ts_ms"}, "is an object, and the column at reads a field in it"),
+        ({"note": "source", "op": "position"}, "is an object, and the column op reads a field in it"),
     ],
 )
 def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str) -> None:

@@ -19,7 +19,10 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of an object that fill columns. Other fields go to the `rest` column, unless hidden."""
+    """The fields of an object that fill columns. Other fields go to the `rest` column, unless hidden.
+
+    `Fields({})` may be part of any value, and leaves the whole value.
+    """
 
     taken: Mapping[str, FilledPart | None]
     """The parts inside each field that fill columns; None for the whole field."""
@@ -76,6 +79,8 @@ def rest_of(text: bytes, part: FilledPart, *, keeps_nulls: bool = True) -> bytes
     if isinstance(part, Entries) and not part.is_map:
         elements = [rest_of(bytes(element), part.each, keeps_nulls=keeps_nulls) for element in decode_elements(text)]
         return b"[" + b",".join(element or b"null" for element in elements) + b"]" if any(elements) else None
+    if isinstance(part, Fields) and not part.taken and not text.startswith(b"{"):
+        return text
     members = {}
     for name, value in decode_members(text).items():
         if isinstance(part, Fields) and name not in part.taken:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import child_arrays, combine_chunks, with_children
-from frazil.ingest.formats.json.rest import Path, column_parts, is_rest, rest_of
+from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, column_parts, is_rest, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units, inner_fields
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
@@ -39,7 +40,8 @@ class JsonTexts:
         self._number_ids = {i for i, unit in units.items() if unit == AS_TEXT}
         self._json_ids = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
-        self._taken = column_parts(schema, units, hidden)
+        self._parts = column_parts(schema, units, hidden)
+        self._message_parts: dict[Descriptor, Part | None] = {}
         self.faults: dict[int, str] = {}
         """Reasons, by row of the last call, why a value cannot become JSON text."""
         self.missing: dict[int, str] = {}
@@ -72,9 +74,12 @@ class JsonTexts:
 
     def _rest_text(self, row: int, message: Message) -> str | None:
         """Return the JSON text of the fields that fill no column; None without such fields, or on an error."""
-        assert self._taken is not None
+        if message.DESCRIPTOR not in self._message_parts:
+            self._message_parts[message.DESCRIPTOR] = _fit_to_message(self._parts, message.DESCRIPTOR)
+        part = self._message_parts[message.DESCRIPTOR]
+        assert part is not None
         try:
-            left = rest_of(_to_json(_to_dict(message)).encode(), self._taken)
+            left = rest_of(_to_json(_to_dict(message)).encode(), part)
             return None if left is None else left.decode()
         except (Error, TypeError, ValueError) as error:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
@@ -150,6 +155,35 @@ class JsonTexts:
                     inside += [part._replace(value=value) for value in _field_values(part, entry_keys, kind)]
                 entry_rows += [row] * len(entry_keys)
         return inside, entry_rows
+
+
+def _fit_to_message(part: Part | None, message: Descriptor | None) -> Part | None:
+    """Return the parts of a message's JSON that fill columns; None for the whole message.
+
+    The JSON of a well-known message, such as Timestamp, does not have its fields: it is left whole, unless columns have
+    all fields.
+    """
+    if not isinstance(part, Fields) or message is None:
+        return part
+    if message.file.name.startswith("google/protobuf/"):
+        return None if part.hidden or {field.name for field in message.fields} <= part.taken.keys() else Fields({})
+    fields = message.fields_by_name
+    return replace(part, taken={name: _fit_to_field(inner, fields.get(name)) for name, inner in part.taken.items()})
+
+
+def _fit_to_field(part: Part | None, field: FieldDescriptor | None) -> Part | None:
+    if part is None or field is None:
+        return part
+    if isinstance(part, Fields):
+        return _fit_to_message(part, field.message_type)
+    each: Part | None = part.each
+    message = field.message_type
+    if is_map(field):
+        message = message.fields_by_name["value"].message_type
+        if isinstance(each, Fields) and not part.is_map:  # a list column of entries: in JSON, the map is an object
+            each = None if each.hidden else each.taken.get("value", Fields({}))
+    each = _fit_to_message(each, message)
+    return None if each is None else Entries(each, is_map=is_map(field))
 
 
 def _field_value(part: _FieldValue) -> Any:
