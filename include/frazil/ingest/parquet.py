@@ -11,6 +11,7 @@ import io as memory
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -267,9 +268,7 @@ class ParquetFile:
             self._stream.write(annotated_footer(self._writer.writer.metadata, columns))
         size = self.bytes
         self._stream.close()
-        statistics = data_file_statistics_from_parquet_metadata(
-            self._writer.writer.metadata, dict(layout.statistics), dict(layout.column_ids)
-        ).to_serialized_dict()
+        statistics = collect_statistics(self._writer.writer.metadata, layout)
         ordered = layout.order.order_id != UNSORTED_SORT_ORDER.order_id and self._sorted_runs == 1
         return StagedFile(
             target=layout.target,
@@ -302,6 +301,32 @@ def encode_partition(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKe
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(layout.partition_types, values, strict=True)
     )
+
+
+def collect_statistics(metadata: pq.FileMetaData, layout: FileLayout) -> dict[str, Any]:
+    """Return a file's statistics. Omits the bounds of columns with a time that Python cannot hold.
+
+    A row that a merge copies may have such a time, before year 1 or after 9999, from another program.
+    """
+    plan, ids = dict(layout.statistics), dict(layout.column_ids)
+    try:
+        return data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
+    except OverflowError:
+        for group, column in product(range(metadata.num_row_groups), range(metadata.num_columns)):
+            chunk = metadata.row_group(group).column(column)
+            if has_unreadable_bounds(chunk.statistics):
+                field_id = ids[chunk.path_in_schema]
+                plan[field_id] = replace(plan[field_id], mode=MetricsMode(MetricModeTypes.COUNTS))
+        return data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
+
+
+def has_unreadable_bounds(statistics: pq.Statistics | None) -> bool:
+    """Return whether a bound is a time outside the years 1 to 9999."""
+    try:
+        _ = statistics and statistics.has_min_max and (statistics.min, statistics.max)
+    except OverflowError:
+        return True
+    return False
 
 
 _COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")

@@ -95,8 +95,9 @@ class AdminClient(confluent_admin.AdminClient):
     def __init__(self, properties: Mapping[str, str | int]) -> None:
         _destroy_unused_clients()
         self._connection_errors = _ConnectionErrors()
-        # Level 6, librdkafka's default, includes lines about its own queues when a client is destroyed.
-        defaults = {"log_level": "5", **properties}
+        # Level 6, librdkafka's default, includes lines about its own queues when a client is destroyed. With sparse
+        # connections, a request to a broker that refuses connections would try thousands of times per second.
+        defaults = {"log_level": "5", "enable.sparse.connections": "false", **properties}
         create_client(super().__init__, {**defaults, "error_cb": self._connection_errors.add})
 
     def connection_errors(self) -> list[KafkaError]:

@@ -31,7 +31,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
 from frazil.ingest.contract import StagedFile, TargetTable, parse_schema
-from frazil.ingest.parquet import variant_groups_schema
+from frazil.ingest.parquet import has_unreadable_bounds, variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
@@ -370,7 +370,7 @@ def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     """Return whether a column may have values between the ends; True if unknown."""
-    if statistics is None or not statistics.has_min_max:
+    if statistics is None or not statistics.has_min_max or has_unreadable_bounds(statistics):
         return True
     lowest, greatest = statistics.min, statistics.max
     pairs = ((value, end) for value in (lowest, greatest) for end in ends)

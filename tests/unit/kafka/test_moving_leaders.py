@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 from confluent_kafka import cimpl
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient as ConfluentAdminClient
 
 from frazil.errors import KafkaUnavailable
 from frazil.kafka.admin import KafkaAdmin
+from frazil.kafka.client import AdminClient
 from frazil.kafka.librdkafka import librdkafka
 
 pytestmark = pytest.mark.processes
@@ -63,13 +65,13 @@ def cluster() -> Iterator[MockCluster]:
 def requested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return how often offsets were requested."""
     counted: list[None] = []
-    ask = AdminClient.list_offsets
+    ask = ConfluentAdminClient.list_offsets
 
-    def counting(self: AdminClient, *arguments: Any, **options: Any) -> Any:
+    def counting(self: ConfluentAdminClient, *arguments: Any, **options: Any) -> Any:
         counted.append(None)
         return ask(self, *arguments, **options)
 
-    monkeypatch.setattr(AdminClient, "list_offsets", counting)
+    monkeypatch.setattr(ConfluentAdminClient, "list_offsets", counting)
     return lambda: len(counted)
 
 
@@ -86,12 +88,21 @@ def test_offsets_are_requested_again_from_a_leader_that_moved(
 
 
 def test_offsets_of_an_unresponsive_leader_raise_kafka_unavailable(cluster: MockCluster) -> None:
+    attempts: dict[int, int] = {}
+
+    def count_attempts(statistics: str) -> None:
+        attempts.update({each["nodeid"]: each["connects"] for each in json.loads(statistics)["brokers"].values()})
+
+    def client(properties: Mapping[str, str]) -> AdminClient:
+        return AdminClient({**properties, "statistics.interval.ms": "500", "stats_cb": count_attempts})  # type: ignore[dict-item]
+
     cluster.lead(1, 2)
-    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka:
+    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0, client=client) as kafka:
         assert kafka.log_ends(PARTITIONS).keys() == set(PARTITIONS)
         cluster.shut_down(2)
         with pytest.raises(KafkaUnavailable, match=r"the leader of rides-1 \(1 in all\) did not answer within 6 s"):
             kafka.log_ends(PARTITIONS)
+    assert 1 < attempts[2] < 50
 
 
 def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, requested: Callable[[], int]) -> None:

@@ -28,6 +28,7 @@ from pyiceberg.types import (
     NestedField,
     StringType,
     StructType,
+    TimestampType,
     TimestamptzType,
     TimeType,
     UUIDType,
@@ -172,6 +173,37 @@ def test_nanosecond_times_of_imported_files_survive_a_merge(tmp_path):
     table.merge(table.stage([{"id": 0, "at": None}]))
 
     assert [row["at"] for row in sorted(table.rows(), key=lambda row: row["id"])] == [None, at]
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("key", [("id",), ("at", "id")])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(DateType(), 2**30), (TimestampType(), 9_223_372_036_825_200_000), (TimestamptzType(), -(2**62))],
+    ids=str,
+)
+def test_times_of_another_program_outside_the_years_1_to_9999_survive_a_merge(tmp_path, kind, number, key, how):
+    """9223372036825200000 is what Debezium sends for PostgreSQL's `infinity`, and what other sinks store."""
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "at", kind, required=True),
+        NestedField(3, "note", StringType(), required=False),
+    )
+    table = MadeTable(tmp_path, schema, MergeRules(key, row_removal=how))
+    at = date(2026, 1, 1) if kind == DateType() else datetime(2026, 1, 1, tzinfo=UTC)
+    at = at.replace(tzinfo=None) if kind == TimestampType() else at
+    table.land([{"id": number, "at": at, "note": "old"} for number in range(2)])
+    (file,) = table.files
+    rows = pq.read_table(file.path)
+    times = rows.schema.field("at")
+    far = pa.array([number], pa.int32() if kind == DateType() else pa.int64()).cast(times.type)
+    pq.write_table(rows.set_column(1, times, pa.chunked_array([rows["at"].chunk(0)[:1], far])), file.path)
+
+    counts = table.merge(table.stage([{"id": 0, "at": at, "note": "new"}]))
+
+    assert (counts.updated, counts.inserted) == (1, 0)
+    kept = [pq.read_table(file.path, filters=[("id", "=", 1)]) for file in table.files]
+    assert pa.concat_tables(kept)["at"].combine_chunks() == far
 
 
 @pytest.mark.parametrize(
