@@ -18,7 +18,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import child_arrays, combine_chunks, with_children
-from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, column_parts, is_rest, rest_of
+from frazil.ingest.formats.json.rest import Entries, Fields, FilledPart, Path, column_parts, is_rest, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units, inner_fields
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
@@ -41,7 +41,7 @@ class JsonTexts:
         self._json_ids = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._parts = column_parts(schema, units, hidden)
-        self._message_parts: dict[Descriptor, Part | None] = {}
+        self._message_parts: dict[Descriptor, FilledPart | None] = {}
         self.faults: dict[int, str] = {}
         """Reasons, by row of the last call, why a value cannot become JSON text."""
         self.missing: dict[int, str] = {}
@@ -157,7 +157,7 @@ class JsonTexts:
         return inside, entry_rows
 
 
-def _fit_to_message(part: Part | None, message: Descriptor | None) -> Part | None:
+def _fit_to_message(part: FilledPart | None, message: Descriptor | None) -> FilledPart | None:
     """Return the parts of a message's JSON that fill columns; None for the whole message.
 
     The JSON of a well-known message, such as Timestamp, does not have its fields: it is left whole, unless columns have
@@ -171,12 +171,12 @@ def _fit_to_message(part: Part | None, message: Descriptor | None) -> Part | Non
     return replace(part, taken={name: _fit_to_field(inner, fields.get(name)) for name, inner in part.taken.items()})
 
 
-def _fit_to_field(part: Part | None, field: FieldDescriptor | None) -> Part | None:
+def _fit_to_field(part: FilledPart | None, field: FieldDescriptor | None) -> FilledPart | None:
     if part is None or field is None:
         return part
     if isinstance(part, Fields):
         return _fit_to_message(part, field.message_type)
-    each: Part | None = part.each
+    each: FilledPart | None = part.each
     message = field.message_type
     if is_map(field):
         message = message.fields_by_name["value"].message_type
