@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -92,6 +93,8 @@ def register(  # noqa: PLR0913 - one per option
     namespace = Catalog.namespace_from(table)
     if not namespace:
         raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
+    if not metadata.startswith("/") and not urlsplit(metadata).scheme:
+        metadata = f"file://{Path(metadata).absolute()}"  # processes in other folders read it from the catalog
     with translate_catalog_errors(catalog.name):
         described = read_metadata(catalog, metadata)
         if described is not None:

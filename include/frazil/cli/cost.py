@@ -13,8 +13,8 @@ import click
 from frazil import clock
 from frazil.cli.options import DURATION, any_streams_argument, json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
-from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
+from frazil.spec.load import find_file, load_stream
 from frazil.spec.units import format_duration, format_rounded_bytes
 from frazil.status.cost import PRICES_VARIABLE, CostReport, Prices, StreamCost, cost_of
 from frazil.table.catalogs import call_catalog, keep_catalogs
@@ -61,7 +61,7 @@ def cost(  # noqa: PLR0913 - a command's options
     now_ms = clock.now_ms()
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if unknown := sorted(set(streams) - {spec.name for spec in specs}):
-        raise SpecError(f"no stream {unknown[0]!r} is declared in {streams_folder}")
+        load_stream(find_file(streams_folder, unknown[0]))  # raises SpecError with the reason
     chosen = [spec for spec in specs if not streams or spec.name in streams]
     prices = Prices.load(prices_file) if prices_file else Prices()
     since_ms, catalogs = now_ms - period // timedelta(milliseconds=1), Unresponsive()

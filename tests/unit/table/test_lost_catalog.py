@@ -156,6 +156,17 @@ def test_a_mistyped_metadata_file_registers_nothing_and_the_right_one_is_accepte
     assert empty.load_table("demo.flights").metadata.table_uuid == made.metadata.table_uuid
 
 
+def test_a_path_relative_to_the_current_folder_is_registered_as_an_absolute_path(
+    catalog: Catalog, unconfigured: Path, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ensure_table(catalog, stream())
+    lose(unconfigured)
+    monkeypatch.chdir(local(made.location()))
+    relative = f"metadata/{Path(made.metadata_location).name}"
+    assert register("demo.flights", relative, "--no-other-catalog").exit_code == 0
+    assert load_catalog(None).load_table("demo.flights").metadata_location == made.metadata_location
+
+
 def test_a_folder_or_an_unsupported_scheme_cannot_be_registered(catalog: Catalog, tmp_path: Path) -> None:
     assert "is not a metadata file of a table" in refusal("demo.flights", f"file://{tmp_path}")
     assert "the scheme 'gopher' is not supported" in str(register("demo.flights", "gopher://a/x.json").exception)
