@@ -62,11 +62,12 @@ def audit(  # noqa: PLR0913 - a command's options
       frazil audit flights --from 2013-12-30T00:00:00Z --to 2013-12-31T00:00:00Z --source
     """
     chosen = parse_period(length, begin, end, now=datetime.now(UTC))
-    result = _run_audit(find_stream(streams_folder, stream), chosen, with_source=with_source)
+    spec = find_stream(streams_folder, stream)
+    result = _run_audit(spec, chosen, with_source=with_source)
     if as_json:
         echo_json(result)
     else:
-        _print_audit(result, with_source=with_source)
+        _print_audit(result, with_source=with_source, has_lines=spec.has_lines)
     if not result.clean:
         raise SystemExit(1 if result.errors else NOT_COMPARED_EXIT_CODE)
 
@@ -95,7 +96,9 @@ def _run_audit(spec: StreamSpec, window: Period | None, *, with_source: bool) ->
         raise SystemExit(not_begun.exit_code) from None
 
 
-def _print_audit(result: Audit, *, with_source: bool) -> None:
+def _print_audit(result: Audit, *, with_source: bool, has_lines: bool = False) -> None:
+    """Print the audit. If a record may become several rows, `has_lines`, the audit counts records."""
+    noun = "change" if result.by_key else "record" if has_lines else "row"
     if result.by_key:
         columns = ("topic-partition", "committed", "changes", "dead letters")
         changes = [
@@ -105,13 +108,13 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
         if changes:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
-        _show_partitions(result, with_source=with_source)
+        _show_partitions(result, noun, with_source=with_source)
     result = _join_notes(result)
     reason = None if result.errors or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     faults_first = sorted(listed, key=lambda f: not f.kind.is_wrong)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in faults_first)
-    echo(_summarize(result))
+    echo(_summarize(result, noun))
 
 
 def _format_committed(p: PartitionAudit) -> str:
@@ -128,9 +131,9 @@ def _join_notes(result: Audit) -> Audit:
     return replace(result, findings=tuple(joined.values()))
 
 
-def _show_partitions(result: Audit, *, with_source: bool) -> None:
+def _show_partitions(result: Audit, noun: str, *, with_source: bool) -> None:
     drops, has_former = any(p.dropped for p in result.partitions), any(p.of_former_topics for p in result.partitions)
-    columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
+    columns = ["topic-partition", "committed", f"{noun}s", "distinct", "duplicates", "gaps", "dead letters"]
     columns += ["dropped"] * drops + ["rows of former topic"] * has_former
     rows = [
         (
@@ -154,7 +157,7 @@ def _show_partitions(result: Audit, *, with_source: bool) -> None:
         echo("gaps: not checked (--source compares with Kafka)")
 
 
-def _summarize(result: Audit) -> str:
+def _summarize(result: Audit, noun: str) -> str:
     rows = sum(p.rows for p in result.partitions)
     period = f" from {format_utc(result.window.from_ms)} to {format_utc(result.window.to_ms)}" if result.window else ""
     when = f", committed{period}" if period else ""
@@ -175,7 +178,7 @@ def _summarize(result: Audit) -> str:
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"
-        row_text = format_count(rows, "change" if result.by_key else "row")
+        row_text = format_count(rows, noun)
         return f"Stream {result.stream} is clean: {row_text}{when}{detail}."
     return f"Stream {result.stream}: nothing is wrong."
 

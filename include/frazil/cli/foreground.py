@@ -245,6 +245,7 @@ class RunTotals:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         sinks = spec.sinks
         self._merges, self._drops_repeats = sinks.mode.replaces_rows, sinks.mode.drops_repeats
+        self._noun = "record" if spec.has_lines else "row"
         self._dropped: int | None = 0 if self._drops_repeats and not sinks.has_routed_tables else None
         self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if sinks.has_routed_tables else self._table
@@ -312,4 +313,6 @@ class RunTotals:
     def _landed(self, records: int, repeats: int) -> str:
         if self._drops_repeats and self._dropped is None:
             return format_count(records, "record")
-        return f"{format_count(records, 'change')} merged" if self._merges else format_count(records - repeats, "row")
+        if self._merges:
+            return f"{format_count(records, 'change')} merged"
+        return format_count(records - repeats, self._noun)

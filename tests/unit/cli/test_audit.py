@@ -28,6 +28,8 @@ def test_the_audit_reports_that_gaps_were_not_checked_without_source(capsys: pyt
     said = capsys.readouterr().out
     assert "gaps: not checked (--source compares with Kafka)" in said
     assert "Stream orders is clean: 5 rows, each offset once." in said
+    _print_audit(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False, has_lines=True)
+    assert "Stream orders is clean: 5 records, each offset once." in capsys.readouterr().out
 
 
 def test_repeats_are_counted_so_that_rows_repeats_and_dead_letters_add_up(capsys: pytest.CaptureFixture[str]) -> None:

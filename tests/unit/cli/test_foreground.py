@@ -172,6 +172,14 @@ def test_printed_lines_count_changes_for_merged_batches():
     assert totals.last_line(is_stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
 
+def test_a_stream_whose_records_become_several_rows_reports_records():
+    declared = SPEC.model_dump(by_alias=True, exclude_unset=True)
+    declared["source"]["format"] = {"type": "json", "lines": True}
+    totals = RunTotals(StreamSpec.model_validate(declared))
+    assert totals.add(landed(2)) == "batch 3-7: 2 records in 1 file, 1.2 s"
+    assert totals.last_line(is_stopped=False) == "caught up: 2 records added to city.rides"
+
+
 def test_a_stream_that_drops_repeats_reports_records_and_rows():
     dedupe = {"key": ["n"], "within": "1h"}
     declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
