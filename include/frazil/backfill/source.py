@@ -137,7 +137,7 @@ class KafkaSource(RecordSource):
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
-            raise SpecError(f"stream {request.stream!r} does not read {names}: correct from-offsets or to-offsets")
+            raise SpecError(f"stream {request.stream!r} does not read {names}: correct the requested offsets")
         if request.from_time:
             start = self.kafka.offsets_at(request.from_time, tps)
         if request.to_time:

@@ -18,7 +18,7 @@ from frazil.cli.output import echo, echo_explanation
 from frazil.errors import Explanation, SpecError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import FORMATS
-from frazil.spec.load import list_stream_files, load_partially, load_stream
+from frazil.spec.load import describe_empty, list_stream_files, load_partially, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import PartialStream
 from frazil.spec.rules import find_warnings
@@ -92,7 +92,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 def _find_stream_files(folder: Path) -> tuple[Path, ...]:
     files = tuple(list_stream_files(folder)) if folder.is_dir() else ()
     if not files:
-        raise SpecError(f"{folder} declares no stream; give files, or the folder with --streams or FRAZIL_STREAMS")
+        raise SpecError(f"{describe_empty(folder)}; give files, or the folder with --streams or FRAZIL_STREAMS")
     return files
 
 

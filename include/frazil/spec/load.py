@@ -94,11 +94,16 @@ def _load_all(folder: Path, *, naming: str = "") -> tuple[dict[Path, StreamSpec]
     return loaded, problems
 
 
+def describe_empty(folder: Path) -> str:
+    """Return why a folder has no declarations."""
+    return f"{folder} declares no stream" if folder.is_dir() else f"the folder {folder} does not exist"
+
+
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
     """Return the valid streams, and the problems of other files. Raises SpecError if there are neither."""
     loaded, problems = _load_all(folder)
     if not loaded and not problems:
-        raise SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
+        raise SpecError(f"{describe_empty(folder)}; set the folder with --streams or FRAZIL_STREAMS")
     return sorted(loaded.values(), key=lambda spec: spec.name), [*problems.values()]
 
 

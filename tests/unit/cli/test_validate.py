@@ -227,6 +227,9 @@ def test_json_holds_streams_and_errors(declare: Declare) -> None:
 def test_a_folder_without_streams_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert "declares no stream" in str(result.exception)
+    missing = tmp_path / "missing"
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(missing)])
+    assert f"the folder {missing} does not exist" in str(result.exception)
 
 
 def test_the_json_schema_is_printed() -> None:
