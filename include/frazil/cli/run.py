@@ -157,8 +157,8 @@ class ForegroundWriter:
         while os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             time.sleep(POLL_INTERVAL_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
-        _, status = os.waitpid(writer, 0)
         end_group(writer, timeout_s=GROUP_END_TIMEOUT_S, ask=True)
+        _, status = os.waitpid(writer, 0)
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason

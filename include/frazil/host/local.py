@@ -193,9 +193,10 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
     lock.record(dataclasses.replace(launch, writer=identify_process(writer.pid)))
     os.write(write_end, STARTED)
     os.close(write_end)
-    code = writer.wait()
-    # Its JVM and Python workers must end before the lock is free for the next writer.
+    # Its JVM and Python workers must end before the lock is free. Until the writer is reaped, its id stays its group's.
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
     end_group(writer.pid, timeout_s=GROUP_END_TIMEOUT_S, ask=True)
+    code = writer.wait()
     record_exit(options.folder, launch, code=code if code >= 0 else 128 - code, ended_at_ms=clock.now_ms())
     return 0
 
