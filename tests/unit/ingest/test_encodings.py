@@ -147,7 +147,7 @@ parts = (Schema(NestedField(1, "c", StringType())), PartitionSpec(), SortOrder()
 layout = FileLayout.of(TargetTable(*(part.model_dump_json() for part in parts), {}, "nowhere", 2**27), "main")
 texts = [f"{number:08}" + "frazil " * 14_000 for number in range(200)]
 rows = pa.table([pa.array(texts, layout.arrow_schema.field("c").type)], schema=layout.arrow_schema)
-file = ParquetFile(None, "nowhere", layout, (), encodings=choose_encodings(rows, modern=True))
+file = ParquetFile(None, "nowhere", layout, (), encodings=choose_encodings(rows, allows_v2=True))
 file.write(rows)
 print(pa.default_memory_pool().max_memory() - rows.nbytes)
 """
